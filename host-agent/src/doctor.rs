@@ -8,6 +8,7 @@ mod encryption;
 mod files;
 mod kernel;
 mod node;
+mod soft_memory;
 mod tenants;
 mod tiering;
 
@@ -121,6 +122,10 @@ pub fn examine_host(machine: &Machine, path: &Path) -> Vec<Finding> {
     findings.extend(config.tiering.iter().flat_map(|tiering| tiering::check_tiering(machine, tiering)));
     let evictions = config.early_eviction.iter();
     findings.extend(evictions.flat_map(|eviction| early_eviction::check_early_eviction(machine, eviction)));
+    let soft_memory = config.soft_memory.iter();
+    findings.extend(soft_memory.flat_map(|settings| {
+        soft_memory::check_soft_memory(machine, &config, settings, agents.is_running())
+    }));
     findings.extend(backend.into_iter().flat_map(|backend| check_memory(machine, &config, &agents, backend)));
     findings
 }

@@ -10,7 +10,6 @@ use host_memory::datagram;
 use pool::agent::{Caller, Process};
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
-use rustix::net::sockopt;
 use service_files::sockets::{SocketError, SocketPath};
 use tokio::{io::unix::AsyncFd, sync::OwnedSemaphorePermit};
 use units::limits::{
@@ -27,7 +26,7 @@ use crate::{
         MemoryForm,
         process::{self, ProcessHandle},
     },
-    local_socket::{ConnectionPermits, LocalListener},
+    local_socket::{ConnectionPermits, LocalListener, PeerCredentials},
     readiness,
 };
 
@@ -121,10 +120,10 @@ impl Connection {
     /// Creates a connection. The process is identified immediately, because its pid may be reused
     /// after it ends.
     fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
-        let peer = sockopt::socket_peercred(&socket)?;
-        let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
+        let PeerCredentials { pid, user: uid } = PeerCredentials::read(&socket)?;
         let permit = permits.acquire(uid)?;
-        let process = process::identify_peer(peer.pid.as_raw_nonzero().get().unsigned_abs(), uid);
+        // No process has the PID 0, so that the process of another PID namespace counts as ended.
+        let process = process::identify_peer(pid.unwrap_or(0), uid);
         let socket = readiness::watch(socket)?;
         let is_allowed = permits.is_allowed(uid);
         Ok(Self { socket, driver, uid, process, is_allowed, vm: OnceLock::new(), _permit: permit })

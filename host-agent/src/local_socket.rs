@@ -1,5 +1,5 @@
-//! Unix sockets that every user of the host can reach: listening, permits for open connections, and warnings about
-//! dropped ones.
+//! Unix sockets that every user of the host can reach: listening, the process and the user of a connection, permits
+//! for open connections, and warnings about dropped ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{getsockopt, sockopt};
 use rustix::net::{SocketFlags, SocketType, accept_with};
 use service_files::sockets::{SocketError, SocketPath};
 use tokio::{
@@ -61,6 +62,30 @@ impl LocalListener {
 
 fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+/// Process and user that opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process ID, or `None` if the PID namespace of the agent does not contain the process.
+    pub pid: Option<u32>,
+    /// Effective user at the time of the connection.
+    pub user: UserId,
+}
+
+impl PeerCredentials {
+    /// Reads the credentials of a connected socket.
+    ///
+    /// # Errors
+    /// The error of the operating system, or the user has no valid ID.
+    pub fn read(socket: &OwnedFd) -> io::Result<Self> {
+        // rustix represents the PID by a type that cannot be 0.
+        let credentials = getsockopt(socket, sockopt::PeerCredentials)?;
+        Ok(Self {
+            pid: u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0),
+            user: UserId::new(credentials.uid()).map_err(io::Error::other)?,
+        })
+    }
 }
 
 /// Permits for open connections. Each allowed user has separate permits. All other users, whose requests are

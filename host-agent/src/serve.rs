@@ -303,7 +303,7 @@ fn listen_for_soft_memory(
         .clone()
         .map(|reservation| start_count_of_slices(driver, reservation, soft_memory::SLICES_UNKNOWN));
     let inputs = soft_memory::Inputs {
-        allowed_uids: settings.allowed_uids.clone().unwrap_or_else(|| config.allowed_uids.clone()),
+        allowed_uids: settings.users(&config.allowed_uids).clone(),
         config: settings,
         slices,
         proc: Sysfs::at(PROC),

@@ -7,7 +7,7 @@
 
 mod connection;
 mod footprint;
-mod pressure;
+pub(crate) mod pressure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,10 @@ use std::{
 };
 
 use rustix::fd::AsFd as _;
-use service_files::sockets::{SocketError, SocketPath};
+use service_files::{
+    log_limit::RejectionLog,
+    sockets::{SocketError, SocketPath},
+};
 use soft::{
     budget::{ClientReport, Daemon, HostMemory, Pid},
     protocol::{ClientMessage, DaemonMessage, Refusal},
@@ -36,7 +39,7 @@ use units::{
 };
 
 use self::{
-    connection::{Connection, ConnectionNumber, Event, Peer},
+    connection::{ConnectionNumber, Event, Peer, Shared},
     pressure::{PAGE_BYTES, Rules, Sample},
 };
 use crate::{
@@ -102,14 +105,14 @@ impl SoftMemoryServer {
             SOFT_CONNECTIONS_PER_UID_MAX,
             SOFT_UNAUTHORIZED_CONNECTIONS_MAX,
         );
+        let log = Arc::new(RejectionLog::default());
+        let shared = Shared { permits, events: sender, log: Arc::clone(&log) };
         let mut number = 0;
         let start = |socket| {
             number += 1;
-            let connection = Connection::new(socket, number, &permits, sender.clone())?;
-            tokio::spawn(connection.serve());
-            Ok(())
+            connection::start(socket, number, &shared)
         };
-        tokio::join!(listener.accept_all("soft memory", start), State::new(inputs).run(events));
+        tokio::join!(listener.accept_all("soft memory", start), State::new(inputs, log).run(events));
     }
 }
 
@@ -122,10 +125,12 @@ struct State {
     peers: BTreeMap<Pid, Peer>,
     last_sample: Option<(Ns, Sample)>,
     has_warned: bool,
+    /// Rate-limited log of refused clients.
+    log: Arc<RejectionLog>,
 }
 
 impl State {
-    fn new(inputs: Inputs) -> Self {
+    fn new(inputs: Inputs, log: Arc<RejectionLog>) -> Self {
         // With slices, clients of an earlier daemon may have larger budgets. The first adaptation reduces the size.
         let pages = if inputs.slices.is_some() { MAX_PAGES } else { inputs.config.size.get() / PAGE_BYTES };
         Self {
@@ -135,6 +140,7 @@ impl State {
             peers: BTreeMap::new(),
             last_sample: None,
             has_warned: false,
+            log,
         }
     }
 
@@ -193,13 +199,13 @@ impl State {
     }
 
     fn connect(&mut self, peer: Peer, hello: ClientMessage, footprint: u64) {
-        match self.daemon.connect(Pid(peer.pid), hello, footprint) {
+        match self.daemon.connect(Pid(peer.pid), peer.user, hello, footprint) {
             Ok(()) => {
                 tracing::debug!(pid = peer.pid, program = peer.program, uid = %peer.user, "client of soft memory");
                 self.peers.insert(Pid(peer.pid), peer);
             }
             Err(reason) => {
-                tracing::warn!(pid = peer.pid, %reason, "refused a client of soft memory");
+                self.log_refusal(peer.pid, reason);
                 peer.send(DaemonMessage::Refused(reason));
                 close(&peer);
             }
@@ -208,13 +214,17 @@ impl State {
 
     /// Closes the connection of a client that sent an invalid message.
     fn refuse(&mut self, pid: u32, reason: Refusal) {
-        tracing::warn!(pid, %reason, "closed the connection of a client of soft memory");
+        self.log_refusal(pid, reason);
         let now = self.now();
         self.daemon.connection_lost(Pid(pid), now);
         if let Some(peer) = self.peers.get(&Pid(pid)) {
             peer.send(DaemonMessage::Refused(reason));
             close(peer);
         }
+    }
+
+    fn log_refusal(&self, pid: u32, reason: Refusal) {
+        self.log.log(&format_args!("client of soft memory with process ID {pid}"), &reason);
     }
 
     fn send_outgoing(&mut self) {

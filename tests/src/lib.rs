@@ -9,7 +9,9 @@ pub mod rehomed_guests;
 pub mod scripted_agent;
 pub mod small_guests;
 pub mod soft_cache;
+pub mod soft_client;
 pub mod soft_daemon;
+pub mod soft_host;
 pub mod standalone_vm;
 pub mod tiered_tenants;
 

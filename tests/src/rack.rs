@@ -240,6 +240,12 @@ impl Rack {
         self.agents[host] = Some(self.spawn_agent(host, &dir, &mut Command::new(agent_program())));
     }
 
+    /// Starts the agent of a host through another program, to whose command line the agent's is added.
+    pub fn start_agent_through(&mut self, host: usize, launcher: &mut Command) {
+        let dir = self.dir.path().join(format!("h{host}"));
+        self.agents[host] = Some(self.spawn_agent(host, &dir, launcher.arg(agent_program())));
+    }
+
     /// Starts a second agent for a host, with a separate runtime directory and a copy of the token.
     /// With `private_run`, the agent has its own `/run`, so that it cannot detect the lock of the
     /// first agent. Dropping the returned process kills the agent.

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, kill_process},
+};
 use tempfile::TempDir;
 
 use crate::rack::programs_dir;
@@ -179,6 +182,18 @@ impl RawClient {
     /// The error of the connection, such as that the server closed it.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
+    }
+
+    /// Returns whether the server has sent bytes that were not received yet.
+    pub fn has_reply(&self) -> bool {
+        poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&Timespec::default())) == Ok(1)
+    }
+
+    /// Receives a number of bytes.
+    pub fn receive(&mut self, len: usize) -> String {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).expect("the server replies");
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Sends inline commands and an ECHO, and returns the replies to the commands as text.

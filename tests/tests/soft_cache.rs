@@ -8,11 +8,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use rustix::process::Signal;
 use soft::budget::Settings;
 use tests::{
     rack::programs_dir,
     soft_cache::{CacheServer, redis_program},
-    soft_daemon::SoftDaemon,
+    soft_daemon::{SoftDaemon, wait_for},
+    soft_host::SoftHost,
 };
 use units::Bytes;
 
@@ -297,6 +299,49 @@ fn fill(cache: &CacheServer, prefix: &str, keys: u32, value_bytes: usize) {
         let commands: String = numbers.clone().map(|n| format!("SET {prefix}{n} {value}\r\n")).collect();
         assert_eq!(client.run(commands.as_bytes()), "+OK\r\n".repeat(numbers.len()));
     }
+}
+
+/// Returns a SET command with a value of this length.
+fn set_command(key: &str, value_bytes: usize) -> Vec<u8> {
+    let start = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${value_bytes}\r\n", key.len());
+    [start.into_bytes(), vec![b'v'; value_bytes], b"\r\n".to_vec()].concat()
+}
+
+#[tokio::test]
+async fn other_clients_are_served_while_a_set_waits_for_the_stopped_agent() {
+    const LARGE_VALUE_BYTES: usize = 4 << 20;
+    let host = SoftHost::start(64).await;
+    let socket = host.socket();
+    let cache = CacheServer::start(&["--memory", "64MiB", "--daemon", socket.to_str().unwrap()]);
+    let (mut reader, mut writer) = (cache.connect(), cache.connect());
+    assert_eq!(reader.run(b"SET small value\r\n"), "+OK\r\n");
+    host.rack.signal_agent(0, Signal::STOP);
+    writer.send(&set_command("large", LARGE_VALUE_BYTES)).unwrap();
+    // The server keeps the complete command until the daemon has answered.
+    let buffered = |info: &str| -> usize {
+        let line = info.lines().find_map(|line| line.strip_prefix("mem_clients_normal:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    loop {
+        assert_eq!(reader.run(b"GET small\r\n"), "$5\r\nvalue\r\n");
+        if buffered(&reader.run(b"INFO memory\r\n")) > LARGE_VALUE_BYTES {
+            break;
+        }
+        assert!(!writer.has_reply());
+    }
+    assert_eq!(reader.run(b"GET small\r\n"), "$5\r\nvalue\r\n");
+    assert!(!writer.has_reply(), "the reader does not wait for the writer");
+    // When the answer is overdue, values are evicted for new ones. No command fails.
+    assert_eq!(writer.receive(1), "-", "the value is larger than the budget");
+    fill(&cache, "pair:", 3000, 1000);
+    assert!(cache.info("evicted_keys") > 0);
+    host.rack.signal_agent(0, Signal::CONT);
+    wait_for(|| {
+        let mut client = cache.connect();
+        client.send(&set_command("large", LARGE_VALUE_BYTES)).unwrap();
+        (client.receive(1) == "+").then_some(())
+    });
+    assert!(cache.info("soft_budget_bytes") >= 4 << 20);
 }
 
 /// The paper's figure 2 with caches as both processes: 10 MiB and 12 MiB of 20 MiB.

@@ -24,6 +24,7 @@
 mod daemon;
 mod decision;
 mod ledger;
+mod queue;
 mod sample;
 mod weight;
 

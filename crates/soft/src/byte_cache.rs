@@ -145,6 +145,17 @@ impl SoftByteCache {
         }
     }
 
+    /// Inserts an entry of normal priority, or replaces the value of the key, if the budget and the address space suffice
+    /// without a request or an eviction. See [`insert_with`](Self::insert_with).
+    ///
+    /// # Errors
+    /// See [`insert_with`](Self::insert_with). After an error, the cache is unchanged.
+    pub fn try_insert(&self, key: &[u8], value: &[&[u8]]) -> Result<bool, SoftError> {
+        let entry = NewEntry::new(self.hash(key), EntryPriority::Normal, key, value)?;
+        let result = self.structure.try_insert((), |entries, ()| insert(entries, &entry));
+        result.map_err(|rejected| rejected.reason)
+    }
+
     /// Requests budget, or inserts an entry in place of others.
     fn insert_without_budget(&self, entry: &NewEntry<'_>, error: SoftError) -> Result<bool, SoftError> {
         if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {

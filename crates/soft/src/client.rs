@@ -4,6 +4,9 @@
 //! pages. One thread receives the daemon's messages, and revokes pages for its demands; callbacks of evicted values
 //! run in this thread.
 //!
+//! A program whose threads must not wait for the daemon uses [`connect_without_waiting`], and requests budget with
+//! [`Requests`].
+//!
 //! If the connection ends, the pool keeps its budget, and the thread connects again. Without a connection, requests
 //! for more budget fail.
 //!
@@ -12,7 +15,7 @@
 #![expect(clippy::disallowed_methods, reason = "the connection has a clock, and waits for the daemon")]
 
 use std::{
-    io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread,
@@ -73,20 +76,50 @@ pub enum ConnectError {
 /// # Errors
 /// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process.
 pub fn connect(path: &Path, budget_max: usize) -> Result<Arc<Pool>, ConnectError> {
-    let link = Arc::new(Link {
-        path: path.to_owned(),
-        budget_max: budget_max as u64,
-        process: std::process::id(),
-        pool: OnceLock::new(),
-        state: Mutex::default(),
-        answered: Condvar::new(),
-    });
-    let pool = Pool::with_source(0, Pool::address_space_for(budget_max), link.clone())?;
-    link.pool.get_or_init(|| Arc::downgrade(&pool));
-    let connection = link.open()?;
-    let thread = thread::Builder::new().name("tarn-soft".to_owned());
-    thread.spawn(move || link.run(connection)).map_err(io_error(path, "start the thread for"))?;
-    Ok(pool)
+    Link::start(path, budget_max, None).map(|(pool, _)| pool)
+}
+
+/// Does the same for a program whose threads must not wait for the daemon: insertions that lack budget fail or evict
+/// at once. The program requests budget with the [`Requests`]. `on_answer` is called with the number of answered or
+/// lost requests when it changes, in the thread of the connection.
+///
+/// # Errors
+/// See [`connect`].
+pub fn connect_without_waiting(
+    path: &Path,
+    budget_max: usize,
+    on_answer: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<(Arc<Pool>, Requests), ConnectError> {
+    let (pool, link) = Link::start(path, budget_max, Some(Box::new(on_answer)))?;
+    Ok((pool, Requests(link)))
+}
+
+/// Requests for the budget of a pool from [`connect_without_waiting`].
+#[derive(Clone, Debug)]
+pub struct Requests(Arc<Link>);
+
+impl Requests {
+    /// Requests pages, unless an earlier request is not answered yet. Returns the number of the answer, or `None` if
+    /// there is no request: the budget has its largest size, as many or fewer pages were denied a short time ago, there
+    /// is no connection, or the answer to an earlier request is overdue.
+    pub fn request(&self, pages: usize) -> Option<u64> {
+        let held = self.0.own_pool()?.stats().held;
+        let mut state = self.0.state();
+        let is_awaited = !state.is_overdue && state.request(pages, self.0.budget_max, held);
+        is_awaited.then_some(state.answers + 1)
+    }
+
+    /// Returns whether a request is not answered yet, and not overdue.
+    pub fn is_open(&self) -> bool {
+        let state = self.0.state();
+        state.is_requested && !state.is_overdue
+    }
+
+    /// Records that an answer is overdue. There are no further requests until it arrives.
+    pub fn give_up(&self, answer: u64) {
+        let mut state = self.0.state();
+        state.is_overdue |= state.is_requested && state.answers < answer;
+    }
 }
 
 fn io_error<E: Into<io::Error>>(path: &Path, operation: &'static str) -> impl FnOnce(E) -> ConnectError {
@@ -94,8 +127,10 @@ fn io_error<E: Into<io::Error>>(path: &Path, operation: &'static str) -> impl Fn
     move |error| ConnectError::Io { operation, path, source: error.into() }
 }
 
+/// Function that is called with the number of answered or lost requests.
+type OnAnswer = Box<dyn Fn(u64) + Send + Sync>;
+
 /// Connection to the daemon, as source of budget.
-#[derive(Debug)]
 struct Link {
     path: PathBuf,
     /// Largest budget in pages.
@@ -106,6 +141,14 @@ struct Link {
     state: Mutex<State>,
     /// Notified when `answers` changes.
     answered: Condvar,
+    /// Called when `answers` changes. With this function, insertions do not wait for answers.
+    on_answer: Option<OnAnswer>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("path", &self.path).field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -176,18 +219,12 @@ impl State {
         self.recorded = self.recorded.saturating_sub(pages);
         self.send(ClientMessage::Returned { pages, held });
     }
-
-    /// Records that the request, if there is one, is not answered any more.
-    fn finish_request(&mut self) {
-        (self.is_requested, self.is_overdue) = (false, false);
-        self.answers += 1;
-    }
 }
 
 impl BudgetSource for Link {
-    /// Waits until a request is answered. The thread adds the granted pages.
+    /// Waits until a request is answered, unless insertions do not wait. The thread adds the granted pages.
     fn request(&self, pages: usize) -> usize {
-        let Some(pool) = self.own_pool() else { return 0 };
+        let Some(pool) = self.own_pool().filter(|_| self.on_answer.is_none()) else { return 0 };
         let held = pool.stats().held;
         let mut state = self.state();
         if !state.request(pages, self.budget_max, held) || state.is_overdue {
@@ -232,6 +269,29 @@ enum Ended {
 }
 
 impl Link {
+    /// Creates a pool, and connects it.
+    fn start(
+        path: &Path,
+        budget_max: usize,
+        on_answer: Option<OnAnswer>,
+    ) -> Result<(Arc<Pool>, Arc<Self>), ConnectError> {
+        let link = Arc::new(Self {
+            path: path.to_owned(),
+            budget_max: budget_max as u64,
+            process: std::process::id(),
+            pool: OnceLock::new(),
+            state: Mutex::default(),
+            answered: Condvar::new(),
+            on_answer,
+        });
+        let pool = Pool::with_source(0, Pool::address_space_for(budget_max), link.clone())?;
+        link.pool.get_or_init(|| Arc::downgrade(&pool));
+        let (first, connection) = (link.open()?, link.clone());
+        let thread = thread::Builder::new().name("tarn-soft".to_owned());
+        thread.spawn(move || connection.run(first)).map_err(io_error(path, "start the thread for"))?;
+        Ok((pool, link))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -306,10 +366,19 @@ impl Link {
     }
 
     fn forget_connection(&self) {
+        self.state().close();
+        self.finish_request();
+    }
+
+    /// Records that the request, if there is one, is not answered any more, and informs all that wait for it.
+    fn finish_request(&self) {
         let mut state = self.state();
-        state.close();
-        state.finish_request();
+        (state.is_requested, state.is_overdue) = (false, false);
+        state.answers += 1;
+        let answers = state.answers;
+        drop(state);
         self.answered.notify_all();
+        self.on_answer.iter().for_each(|on_answer| on_answer(answers));
     }
 
     fn serve(&self, socket: &Arc<OwnedFd>) -> Ended {
@@ -359,8 +428,7 @@ impl Link {
                 if pages > 0 {
                     pool.grant(to_usize(pages));
                 }
-                self.state().finish_request();
-                self.answered.notify_all();
+                self.finish_request();
                 Ok(())
             }
             DaemonMessage::Demand { demand, pages } => {

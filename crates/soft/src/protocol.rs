@@ -95,6 +95,12 @@ pub enum Refusal {
     /// The client sent an invalid message, or a message at the wrong time.
     #[error("invalid message")]
     InvalidMessage,
+    /// The daemon runs in a PID namespace that does not contain the process, so that it can neither measure the memory
+    /// of the process nor notice its end.
+    #[error(
+        "the daemon does not see this process: it runs in a PID namespace that does not contain the process"
+    )]
+    PidNamespace,
 }
 
 /// Error of a message that cannot be decoded.
@@ -180,12 +186,13 @@ impl DaemonMessage {
 
 impl Refusal {
     /// All reasons, in the order of their codes.
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::UserNotAllowed,
         Self::TooManyClients,
         Self::AlreadyConnected,
         Self::Version,
         Self::InvalidMessage,
+        Self::PidNamespace,
     ];
 
     fn code(self) -> u64 {
@@ -217,7 +224,7 @@ mod tests {
         for (code, refusal) in (0..).zip(Refusal::ALL) {
             assert_eq!((refusal.code(), Refusal::from_code(code)), (code, Some(refusal)));
         }
-        assert_eq!(Refusal::from_code(5), None);
+        assert_eq!(Refusal::from_code(6), None);
     }
 
     #[test]

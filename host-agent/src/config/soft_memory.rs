@@ -44,6 +44,13 @@ pub struct SoftMemory {
     pub settings: Settings,
 }
 
+impl SoftMemory {
+    /// Returns the users whose processes may use soft memory. `agent_uids` are those of `agent.allowed_uids`.
+    pub fn users<'a>(&'a self, agent_uids: &'a BTreeSet<UserId>) -> &'a BTreeSet<UserId> {
+        self.allowed_uids.as_ref().unwrap_or(agent_uids)
+    }
+}
+
 pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<SoftMemory> {
     let mib = |field: &Field<'_>| field.to_integer(1..=LOCAL_MEMORY_MIB_PER_HOST_MAX);
     let socket = section.take_optional("socket", |field| config_file::to_socket_path(base, field.as_str()?));

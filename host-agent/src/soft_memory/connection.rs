@@ -7,7 +7,8 @@ use std::{
 };
 
 use host_memory::datagram;
-use rustix::net::{SendFlags, send, sockopt};
+use rustix::net::{SendFlags, send};
+use service_files::log_limit::RejectionLog;
 use soft::protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES, Refusal};
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -24,7 +25,7 @@ use crate::{
         process::{self, ProcessHandle},
         process_memory::used_memory,
     },
-    local_socket::ConnectionPermits,
+    local_socket::{ConnectionPermits, PeerCredentials},
     readiness,
 };
 
@@ -45,9 +46,12 @@ impl Peer {
     /// Sends a message. Returns whether the client can have received it: a client that does not read its messages
     /// is disconnected.
     pub fn send(&self, message: DaemonMessage) -> bool {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        send(self.socket.as_fd(), &message.encode(), flags).is_ok()
+        send_to(&self.socket, message)
     }
+}
+
+fn send_to(socket: &AsyncFd<OwnedFd>, message: DaemonMessage) -> bool {
+    send(socket.as_fd(), &message.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok()
 }
 
 /// Event of a connection.
@@ -63,53 +67,68 @@ pub enum Event {
     Ended(u32, ConnectionNumber),
 }
 
-/// Accepted connection, before its first message.
-pub struct Connection {
+/// Parts of the daemon that all connections share.
+#[derive(Debug)]
+pub struct Shared {
+    pub permits: ConnectionPermits,
+    pub events: mpsc::Sender<Event>,
+    /// Rate-limited log of refused clients.
+    pub log: Arc<RejectionLog>,
+}
+
+/// Begins to serve an accepted connection.
+///
+/// # Errors
+/// The process has ended, or its user has too many connections.
+pub fn start(socket: OwnedFd, number: ConnectionNumber, shared: &Shared) -> io::Result<()> {
+    let PeerCredentials { pid, user } = PeerCredentials::read(&socket)?;
+    let permit = shared.permits.acquire(user)?;
+    let socket = Arc::new(readiness::watch(socket)?);
+    let is_allowed = shared.permits.is_allowed(user);
+    let Some(pid) = pid.filter(|_| is_allowed) else {
+        let reason = if is_allowed { Refusal::PidNamespace } else { Refusal::UserNotAllowed };
+        shared.log.log(&format_args!("client of soft memory of user {user}"), &reason);
+        tokio::spawn(refuse(socket, reason, permit));
+        return Ok(());
+    };
+    let process = process::identify_peer(pid, user).map_err(io::Error::other)?;
+    let handle = ProcessHandle::open(&process).map_err(io::Error::other)?;
+    let handle = handle.ok_or_else(|| io::Error::other(format!("process {pid} has ended")))?;
+    let program = process::program_name(pid);
+    let connection = Connection {
+        peer: Peer { number, pid, user, program, socket },
+        process: readiness::watch(handle.into())?,
+        events: shared.events.clone(),
+        _permit: permit,
+    };
+    tokio::spawn(connection.serve());
+    Ok(())
+}
+
+/// Refuses a client after its first message: closing the socket before would reset it, and the client would not receive
+/// the reason.
+async fn refuse(socket: Arc<AsyncFd<OwnedFd>>, reason: Refusal, _permit: OwnedSemaphorePermit) {
+    let first = tokio::time::timeout(SOFT_HELLO_TIMEOUT.as_duration(), receive(&socket)).await;
+    drop(first); // the reason does not depend on it
+    send_to(&socket, DaemonMessage::Refused(reason));
+}
+
+/// Connection of a permitted user, before its first message.
+struct Connection {
     peer: Peer,
     process: AsyncFd<OwnedFd>,
     events: mpsc::Sender<Event>,
-    is_allowed: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// Identifies the process of an accepted connection.
-    ///
-    /// # Errors
-    /// The process has ended, or its user has too many connections.
-    pub fn new(
-        socket: OwnedFd,
-        number: ConnectionNumber,
-        permits: &ConnectionPermits,
-        events: mpsc::Sender<Event>,
-    ) -> io::Result<Self> {
-        let credentials = sockopt::socket_peercred(&socket)?;
-        let user = UserId::new(credentials.uid.as_raw()).map_err(io::Error::other)?;
-        let permit = permits.acquire(user)?;
-        let pid = credentials.pid.as_raw_nonzero().get().unsigned_abs();
-        let process = process::identify_peer(pid, user).map_err(io::Error::other)?;
-        let handle = ProcessHandle::open(&process).map_err(io::Error::other)?;
-        let handle = handle.ok_or_else(|| io::Error::other(format!("process {pid} has ended")))?;
-        let program = process::program_name(pid);
-        let socket = Arc::new(readiness::watch(socket)?);
-        Ok(Self {
-            peer: Peer { number, pid, user, program, socket },
-            process: readiness::watch(handle.into())?,
-            events,
-            is_allowed: permits.is_allowed(user),
-            _permit: permit,
-        })
-    }
-
     /// Passes the messages of the client to the daemon until the client has ended.
-    pub async fn serve(self) {
-        let Self { peer, process, events, is_allowed, _permit } = self;
+    async fn serve(self) {
+        let Self { peer, process, events, _permit } = self;
         let (pid, number, socket) = (peer.pid, peer.number, Arc::clone(&peer.socket));
-        // The first message of a refused client is received, too, because closing the socket before would reset it.
         let hello = tokio::time::timeout(SOFT_HELLO_TIMEOUT.as_duration(), receive(&socket)).await;
-        let (true, Ok(Some(hello))) = (is_allowed, hello) else {
-            let reason = if is_allowed { Refusal::InvalidMessage } else { Refusal::UserNotAllowed };
-            peer.send(DaemonMessage::Refused(reason));
+        let Ok(Some(hello)) = hello else {
+            peer.send(DaemonMessage::Refused(Refusal::InvalidMessage));
             return;
         };
         // Each send waits until the daemon has accepted the event, so that a client has one waiting message at most.

@@ -27,7 +27,7 @@ impl Sample {
     /// A file cannot be read.
     pub fn read(proc: &Sysfs) -> Result<Self, SysfsError> {
         let meminfo = proc.text("meminfo")?;
-        let available = available_memory(&meminfo)
+        let available = parse_meminfo(&meminfo, "MemAvailable")
             .ok_or_else(|| proc.unreadable_error("meminfo", meminfo, "a line MemAvailable"))?;
         // Without pressure stall information, only the available memory counts.
         let stalled_us = proc.text("pressure/memory").ok().and_then(|text| stalled_us(&text));
@@ -60,8 +60,9 @@ pub struct Rules {
     pub stalled_percent: u8,
 }
 
-fn available_memory(meminfo: &str) -> Option<Bytes> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Returns a value of /proc/meminfo, such as `MemAvailable`.
+pub fn parse_meminfo(meminfo: &str, name: &str) -> Option<Bytes> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(Bytes::new(kib.saturating_mul(1024)))
 }
@@ -84,7 +85,8 @@ mod tests {
     #[test]
     fn files_of_the_kernel_are_read() {
         let meminfo = "MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   70 kB\n";
-        assert_eq!(available_memory(meminfo), Some(Bytes::new(70 * 1024)));
+        assert_eq!(parse_meminfo(meminfo, "MemAvailable"), Some(Bytes::new(70 * 1024)));
+        assert_eq!(parse_meminfo(meminfo, "Mem"), None);
         let pressure = "some avg10=0.00 avg60=0.10 avg300=0.00 total=12345\nfull avg10=0.00 total=7\n";
         assert_eq!(stalled_us(pressure), Some(12_345));
         Sample::read(&Sysfs::at("/proc")).unwrap();

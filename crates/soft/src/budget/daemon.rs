@@ -1,10 +1,10 @@
 //! State of the daemon: answers requests, demands pages from clients, and adapts the total to the memory of the
 //! host.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use units::{
-    Ns,
+    Ns, UserId,
     limits::{
         SOFT_ANSWER_TIMEOUT, SOFT_DECISIONS_MAX, SOFT_DENIAL_INTERVAL, SOFT_PASS_OVER_TIME,
         SOFT_RECONNECT_TIME,
@@ -14,6 +14,7 @@ use units::{
 use super::{
     decision::{Decision, Demand, Settings, decide, decide_for_host},
     ledger::{Ledger, LedgerError},
+    queue::RequestQueue,
     sample::{ClientSample, Pid},
 };
 use crate::protocol::{ClientMessage, DaemonMessage, Refusal, VERSION};
@@ -86,8 +87,10 @@ impl Pending {
     }
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Client {
+    /// User of the process.
+    user: UserId,
     /// Pages of the request that waits for an answer, or 0.
     requested: u64,
     pending: Option<Pending>,
@@ -104,6 +107,19 @@ struct Client {
 }
 
 impl Client {
+    fn new(user: UserId) -> Self {
+        Self {
+            user,
+            requested: 0,
+            pending: None,
+            denied: None,
+            granted_since_measurement: 0,
+            detached_until: None,
+            passed_over_until: None,
+            counters: Counters::default(),
+        }
+    }
+
     /// Returns whether the client can receive a demand.
     fn is_reachable(&self) -> bool {
         self.pending.is_none() && self.detached_until.is_none()
@@ -131,7 +147,8 @@ struct Active {
 
 /// Soft memory daemon (Soft Memory, section 3.3), without its sockets and its clock.
 ///
-/// Requests are fulfilled one after the other. If the free pages do not suffice, a request waits until all demands
+/// Requests are fulfilled one after the other. The users take turns, so that a user with many clients does not delay
+/// the requests of others: before the next request of a user, at most one of each other user is fulfilled. If the free pages do not suffice, a request waits until all demands
 /// are answered, but at most `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
 /// `units::limits::SOFT_DECISIONS_MAX` decisions. So a decision is based on the pages that clients still have. A
 /// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
@@ -144,7 +161,7 @@ pub struct Daemon {
     settings: Settings,
     ledger: Ledger,
     clients: BTreeMap<Pid, Client>,
-    queue: VecDeque<Pid>,
+    queue: RequestQueue,
     active: Option<Active>,
     /// Maximum total, by which the memory of the host suffices.
     target: u64,
@@ -161,7 +178,7 @@ impl Daemon {
             settings,
             ledger: Ledger::new(total),
             clients: BTreeMap::new(),
-            queue: VecDeque::new(),
+            queue: RequestQueue::default(),
             active: None,
             target: total,
             grants_from: now.after(SOFT_RECONNECT_TIME),
@@ -196,13 +213,19 @@ impl Daemon {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Adds a client after its first message, and records its measured memory in pages. A new client has no budget. A
+    /// Adds a client of a user after its first message, and records its measured memory in pages. A new client has no budget. A
     /// client with budget from an earlier connection keeps as much of it as is free and as its memory shows, and must
     /// give up the rest.
     ///
     /// # Errors
     /// Returns the reason why the client is refused.
-    pub fn connect(&mut self, pid: Pid, first: ClientMessage, footprint: u64) -> Result<(), Refusal> {
+    pub fn connect(
+        &mut self,
+        pid: Pid,
+        user: UserId,
+        first: ClientMessage,
+        footprint: u64,
+    ) -> Result<(), Refusal> {
         let ClientMessage::Hello { version, budget } = first else { return Err(Refusal::InvalidMessage) };
         if version != VERSION {
             return Err(Refusal::Version);
@@ -217,7 +240,7 @@ impl Daemon {
         let kept = budget.min(footprint).min(self.ledger.free()).min(self.settings.client_pages_max);
         self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
         self.ledger.report_footprint(pid, footprint).expect("the client is connected");
-        self.clients.insert(pid, Client::default());
+        self.clients.insert(pid, Client::new(user));
         self.send(pid, DaemonMessage::Welcome { budget: kept });
         Ok(())
     }
@@ -235,24 +258,25 @@ impl Daemon {
         if self.ledger.budget(pid) == 0 {
             return self.disconnect(pid, now);
         }
-        self.forget_messages(pid);
         if let Some(client) = self.clients.get_mut(&pid) {
             (client.requested, client.pending) = (0, None);
             client.detached_until = Some(now.after(SOFT_RECONNECT_TIME));
+            let user = client.user;
+            self.forget_messages(pid, user);
         }
         self.fulfil_requests(now);
     }
 
     fn remove(&mut self, pid: Pid) {
-        if self.clients.remove(&pid).is_some() {
+        if let Some(client) = self.clients.remove(&pid) {
             self.ledger.disconnect(pid).expect("the client is connected");
-            self.forget_messages(pid);
+            self.forget_messages(pid, client.user);
         }
     }
 
     /// Removes the request of a client, and expects no answer from it.
-    fn forget_messages(&mut self, pid: Pid) {
-        self.queue.retain(|other| *other != pid);
+    fn forget_messages(&mut self, pid: Pid, user: UserId) {
+        self.queue.remove(user, pid);
         self.outgoing.retain(|outgoing| outgoing.pid != pid);
         self.active.take_if(|active| active.pid == pid);
     }
@@ -274,7 +298,7 @@ impl Daemon {
             ClientMessage::Request { .. } if client.requested > 0 => return Err(Refusal::InvalidMessage),
             ClientMessage::Request { pages, .. } => {
                 client.requested = pages;
-                self.queue.push_back(pid);
+                self.queue.push(client.user, pid);
             }
             ClientMessage::Returned { pages, .. } => self.add_returned(pid, pages),
             ClientMessage::Answered { demand, .. } => self.finish_demand(pid, demand, now)?,
@@ -402,7 +426,7 @@ impl Daemon {
         }
         loop {
             let next = |pid| Active { pid, decisions: 0, deadline: now.after(SOFT_ANSWER_TIMEOUT) };
-            let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else {
+            let Some(active) = self.active.take().or_else(|| self.queue.pop().map(next)) else {
                 return;
             };
             if let Some(active) = self.fulfil(active, now) {

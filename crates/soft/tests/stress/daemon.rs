@@ -25,10 +25,12 @@ use soft::{
     protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES},
 };
 use units::{
-    Ns,
+    Ns, UserId,
     limits::{SOFT_ADAPT_INTERVAL, SOFT_RECONNECT_TIME, SOFT_TICK_INTERVAL},
 };
 
+/// User of all clients.
+const USER: UserId = UserId::ROOT;
 /// Measured memory of each client in pages, which is more than its soft memory.
 const FOOTPRINT: u64 = 1 << 20;
 
@@ -126,7 +128,7 @@ impl Connections {
         }
         let message = ClientMessage::decode(&buffer[..received]).unwrap();
         match message {
-            ClientMessage::Hello { .. } => daemon.connect(pid, message, FOOTPRINT).unwrap(),
+            ClientMessage::Hello { .. } => daemon.connect(pid, USER, message, FOOTPRINT).unwrap(),
             message => daemon.receive(pid, message, now).unwrap(),
         }
     }

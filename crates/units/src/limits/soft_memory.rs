@@ -107,6 +107,9 @@ pub const SOFT_CACHE_CLIENTS_MAX: u32 = 60_000;
 pub const SOFT_CACHE_BACKLOG: u32 = 511;
 /// Time after which the cache server accepts connections again when it has no free file descriptor.
 pub const SOFT_CACHE_ACCEPT_RETRY: Ns = Ns::ms(100);
+/// Maximum number of answers of the daemon of soft memory for which a command of the cache server waits. Each request
+/// is twice as large as the one before.
+pub const SOFT_CACHE_BUDGET_WAITS_MAX: u32 = 6;
 /// Maximum number of arguments of a command, including its name.
 pub const SOFT_CACHE_ARGUMENTS_MAX: usize = 1 << 16;
 /// Maximum size of a command with all its arguments, in bytes.
@@ -148,6 +151,10 @@ pub const SOFT_CACHE_EXPIRY_INTERVAL: Ns = Ns::ms(50);
 /// Number of pages that a step of the search for expired entries examines.
 pub const SOFT_CACHE_EXPIRY_PAGES: u32 = 128;
 
+// The last request of a command is as large as the largest command.
+const _: () = assert!(
+    (SOFT_REQUEST_PAGES_MIN << (SOFT_CACHE_BUDGET_WAITS_MAX - 1)) * 4096 >= SOFT_CACHE_COMMAND_BYTES_MAX
+);
 // The block of a value also contains its key and at most 11 bytes.
 const _: () = assert!(SOFT_CACHE_COMMAND_BYTES_MAX >= SOFT_CACHE_VALUE_BYTES_MAX + SOFT_KEY_BYTES_MAX);
 const _: () = assert!(SOFT_CACHE_REPLY_BYTES_MAX >= SOFT_CACHE_FLUSH_BYTES + SOFT_CACHE_VALUE_BYTES_MAX);

@@ -79,10 +79,10 @@ const COMMANDS: &[Command] = &[
     command("unlink", (2, MANY), keys::del),
 ];
 
-/// Executes a request, and writes its reply. A request without arguments has no reply.
+/// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has no
+/// reply either, and must be executed again after the answer in `call.session`.
 pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
     let Some(name) = request.get(0) else { return };
-    call.server.counters.commands.fetch_add(1, Ordering::Relaxed);
     let result = match find(name) {
         None if !call.session.is_authenticated => Err(CommandError::NotAuthenticated),
         None => Err(CommandError::unknown_command(request)),
@@ -94,9 +94,15 @@ pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
         }
         Some(command) => (command.run)(call, request),
     };
-    if let Err(error) = result {
-        call.reply.error(&error.to_string());
+    match result {
+        Ok(()) => {}
+        Err(CommandError::BudgetRequested(answer)) => {
+            call.session.awaited_answer = Some(answer);
+            return;
+        }
+        Err(error) => call.reply.error(&error.to_string()),
     }
+    call.server.counters.commands.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Returns the command with a name in any case.

@@ -62,7 +62,7 @@ struct Connection<S> {
     /// to earlier ones.
     input: Vec<u8>,
     output: Output,
-    /// Whether `input` may contain complete requests.
+    /// Whether `input` may contain complete requests, the first of which may wait for an answer of the daemon.
     is_paused: bool,
     /// Reason to close the connection after the next replies.
     failure: Option<ProtocolError>,
@@ -119,6 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             yield_to_ready_tasks().await;
             self.send_replies().await?;
             while self.is_paused {
+                self.wait_for_budget().await;
                 self.execute_input();
                 self.send_replies().await?;
             }
@@ -147,6 +148,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         })
     }
 
+    /// Waits for the daemon's answer to a request for the next command, if it lacks budget. Other connections are served
+    /// meanwhile.
+    async fn wait_for_budget(&mut self) {
+        if let Some(answer) = self.session.awaited_answer.take() {
+            self.session.budget_waits += 1;
+            self.server.memory.wait_for(answer).await;
+        }
+    }
+
     fn execute_input(&mut self) {
         let mut input = std::mem::take(&mut self.input);
         let executed = self.execute(&input);
@@ -157,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Executes the complete requests at the start of `received`, until the size of the replies reaches
-    /// [`SOFT_CACHE_FLUSH_BYTES`]. Returns the number of executed bytes.
+    /// [`SOFT_CACHE_FLUSH_BYTES`] or a request lacks budget. Returns the number of executed bytes.
     fn execute(&mut self, received: &[u8]) -> usize {
         let now = unix_now();
         let mut executed = 0;
@@ -175,6 +185,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     let mut call = Call { server: &self.server, session: &mut self.session, reply, now };
                     execute(&mut call, self.parser.request(rest));
                     self.parser.finish();
+                    if self.session.awaited_answer.is_some() {
+                        self.is_paused = true;
+                        break;
+                    }
+                    self.session.budget_waits = 0;
                     executed += len;
                 }
                 Err(error) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use soft::SoftError;
 use units::limits::SOFT_CACHE_ERROR_BYTES_MAX;
 
-use crate::request::Request;
+use crate::{memory::Answer, request::Request};
 
 /// Error of a command. The text is the error reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +50,9 @@ pub enum CommandError {
     /// The value does not fit into the memory.
     #[error("OOM command not allowed when used memory > 'maxmemory'.")]
     OutOfMemory,
+    /// The command must be executed again after the daemon's answer. The client receives no reply.
+    #[error("the command waits for budget")]
+    BudgetRequested(Answer),
     /// The client must authenticate first.
     #[error("NOAUTH Authentication required.")]
     NotAuthenticated,

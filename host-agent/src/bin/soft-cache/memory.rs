@@ -1,14 +1,24 @@
-//! Budget of the cache, and its change by `CONFIG SET maxmemory`.
+//! Budget of the cache: its change by `CONFIG SET maxmemory`, and requests to the daemon.
+//!
+//! The thread that executes commands never waits for the daemon. A command that lacks budget is executed again after the
+//! daemon has answered, and other clients are served meanwhile.
 
 use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
-use soft::{PAGE_BYTES, Pool, PoolError, PoolStats, client::ConnectError};
+use soft::{
+    PAGE_BYTES, Pool, PoolError, PoolStats,
+    client::{ConnectError, Requests},
+};
+use tokio::{sync::watch, time::timeout};
+use units::limits::{
+    SOFT_CACHE_BUDGET_WAITS_MAX, SOFT_CACHE_REQUEST_INTERVAL, SOFT_REQUEST_PAGES_MIN, SOFT_REQUEST_TIMEOUT,
+};
 
 use crate::error::CommandError;
 
@@ -18,10 +28,24 @@ pub struct Memory {
     pool: Arc<Pool>,
     /// Largest budget in pages: the address space suffices for it.
     maximum: usize,
-    /// Whether the daemon determines the budget.
-    has_daemon: bool,
+    /// Daemon that determines the budget.
+    daemon: Option<Daemon>,
     is_changing: AtomicBool,
 }
+
+/// Requests to the daemon.
+#[derive(Debug)]
+struct Daemon {
+    requests: Requests,
+    /// Number of answered requests.
+    answers: watch::Receiver<u64>,
+    /// Number of insertions that lacked budget, since the last one that succeeded after a request.
+    rejections: AtomicU32,
+}
+
+/// Number of the daemon's answer for which a command waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer(u64);
 
 impl Memory {
     /// Creates a pool with a constant budget in pages.
@@ -29,7 +53,7 @@ impl Memory {
     /// # Errors
     /// The address space cannot be reserved.
     pub fn constant(pages: usize) -> Result<Self, PoolError> {
-        Ok(Self::new(Pool::new(pages)?, pages, false))
+        Ok(Self::new(Pool::new(pages)?, pages, None))
     }
 
     /// Creates a pool whose budget comes from the daemon at a socket, up to `maximum` pages.
@@ -37,11 +61,16 @@ impl Memory {
     /// # Errors
     /// The address space cannot be reserved, or the daemon cannot be used.
     pub fn from_daemon(socket: &Path, maximum: usize) -> Result<Self, ConnectError> {
-        Ok(Self::new(soft::client::connect(socket, maximum)?, maximum, true))
+        let (sender, answers) = watch::channel(0);
+        let on_answer = move |answer| {
+            sender.send_replace(answer);
+        };
+        let (pool, requests) = soft::client::connect_without_waiting(socket, maximum, on_answer)?;
+        Ok(Self::new(pool, maximum, Some(Daemon { requests, answers, rejections: AtomicU32::new(0) })))
     }
 
-    fn new(pool: Arc<Pool>, maximum: usize, has_daemon: bool) -> Self {
-        Self { pool, maximum, has_daemon, is_changing: AtomicBool::new(false) }
+    fn new(pool: Arc<Pool>, maximum: usize, daemon: Option<Daemon>) -> Self {
+        Self { pool, maximum, daemon, is_changing: AtomicBool::new(false) }
     }
 
     /// Returns the pool.
@@ -51,7 +80,42 @@ impl Memory {
 
     /// Returns the value of `maxmemory` in pages: the budget or, with the daemon, the largest budget.
     pub fn maxmemory(&self) -> usize {
-        if self.has_daemon { self.maximum } else { self.stats().budget }
+        if self.has_daemon() { self.maximum } else { self.stats().budget }
+    }
+
+    /// Returns whether the daemon determines the budget.
+    pub fn has_daemon(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// Requests budget for a command that lacks `pages` pages, and has waited for `waits` answers already. Returns the
+    /// answer for which the command must wait, or `None` if it must evict values instead. If the daemon has denied
+    /// requests, only one of [`SOFT_CACHE_REQUEST_INTERVAL`] commands requests budget.
+    pub fn request_budget(&self, pages: usize, waits: u32) -> Option<Answer> {
+        let Daemon { requests, rejections, .. } = self.daemon.as_ref()?;
+        let may_request =
+            || rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL);
+        if waits >= SOFT_CACHE_BUDGET_WAITS_MAX || (waits == 0 && !requests.is_open() && !may_request()) {
+            return None;
+        }
+        // A larger request amortizes its cost over many values, but may be denied.
+        let wanted = pages.max(SOFT_REQUEST_PAGES_MIN << waits);
+        requests.request(wanted).or_else(|| requests.request(pages)).map(Answer)
+    }
+
+    /// Records that an insertion succeeded after a request.
+    pub fn count_success(&self) {
+        self.daemon.iter().for_each(|daemon| daemon.rejections.store(0, Ordering::Relaxed));
+    }
+
+    /// Waits until the daemon has answered, at most [`SOFT_REQUEST_TIMEOUT`].
+    pub async fn wait_for(&self, answer: Answer) {
+        let Some(Daemon { requests, answers, .. }) = &self.daemon else { return };
+        let mut answers = answers.clone();
+        let answered = answers.wait_for(|number| *number >= answer.0);
+        if timeout(SOFT_REQUEST_TIMEOUT.as_duration(), answered).await.is_err() {
+            requests.give_up(answer.0);
+        }
     }
 
     /// Returns the budget and its use.
@@ -65,7 +129,7 @@ impl Memory {
     /// # Errors
     /// [`CommandError::MaxMemory`], [`CommandError::MaxMemoryBusy`] or [`CommandError::MaxMemoryOfDaemon`].
     pub fn resize(self: &Arc<Self>, bytes: u64) -> Result<(), CommandError> {
-        if self.has_daemon {
+        if self.has_daemon() {
             return Err(CommandError::MaxMemoryOfDaemon);
         }
         let maximum = (self.maximum * PAGE_BYTES) as u64;

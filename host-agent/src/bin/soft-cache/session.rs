@@ -1,6 +1,6 @@
 //! State of one connection that commands read and change.
 
-use crate::{reply::Protocol, request::RequestLimits};
+use crate::{memory::Answer, reply::Protocol, request::RequestLimits};
 
 /// State of one connection.
 #[derive(Debug)]
@@ -15,12 +15,24 @@ pub struct Session {
     pub is_authenticated: bool,
     /// Whether the connection is closed after the next replies.
     pub is_closing: bool,
+    /// Answer of the daemon for which the next command waits. It is executed again then.
+    pub awaited_answer: Option<Answer>,
+    /// Number of answers for which the next command has waited.
+    pub budget_waits: u32,
 }
 
 impl Session {
     /// Creates the state of a new connection.
     pub fn new(id: u64, is_authenticated: bool) -> Self {
-        Self { id, name: Vec::new(), protocol: Protocol::default(), is_authenticated, is_closing: false }
+        Self {
+            id,
+            name: Vec::new(),
+            protocol: Protocol::default(),
+            is_authenticated,
+            is_closing: false,
+            awaited_answer: None,
+            budget_waits: 0,
+        }
     }
 
     /// Returns the limits of the client's requests.

@@ -133,6 +133,19 @@ impl Store {
         self.cache.insert(key, &[header.as_bytes(), value[0], value[1]]).map(drop)
     }
 
+    /// Does the same only if the budget suffices without an eviction.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::OutOfBudget`] if it does not suffice, or another error of [`set`](Self::set).
+    pub fn try_set(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), SoftError> {
+        let header = Header::new(expiry);
+        self.cache.try_insert(key, &[header.as_bytes(), value[0], value[1]])?;
+        if expiry.is_some() {
+            self.has_expiring.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Changes the expiry time of a key. Returns whether the key has a value.
     ///
     /// # Errors

@@ -7,6 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// User of the clients.
+const USER: UserId = UserId::ROOT;
+
 /// Time after which the daemon grants pages.
 const START: Ns = Ns::secs(2);
 
@@ -20,7 +23,7 @@ fn daemon(total: u64, clients: &[(u32, u64, u64)]) -> Daemon {
     let mut daemon = Daemon::new(settings, total, Ns::ZERO);
     for &(pid, budget, traditional) in clients {
         let pid = Pid(pid);
-        daemon.connect(pid, hello(budget), budget + traditional).unwrap();
+        daemon.connect(pid, USER, hello(budget), budget + traditional).unwrap();
         daemon.receive(pid, ClientMessage::Usage { held: budget }, START).unwrap();
         daemon.report_footprint(pid, budget + traditional);
     }
@@ -67,10 +70,10 @@ fn pages_move_from_the_cache_to_the_requester() {
 #[test]
 fn clients_of_an_earlier_daemon_keep_their_budgets_before_pages_are_granted() {
     let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
-    daemon.connect(Pid(1), hello(0), 500).unwrap();
+    daemon.connect(Pid(1), USER, hello(0), 500).unwrap();
     daemon.receive(Pid(1), request(50), Ns::ms(1)).unwrap();
-    daemon.connect(Pid(2), hello(70), 80).unwrap();
-    daemon.connect(Pid(3), hello(70), 80).unwrap();
+    daemon.connect(Pid(2), USER, hello(70), 80).unwrap();
+    daemon.connect(Pid(3), USER, hello(70), 80).unwrap();
     let welcome = |budget| DaemonMessage::Welcome { budget };
     assert_eq!(outgoing(&mut daemon), [(1, welcome(0)), (2, welcome(70)), (3, welcome(30))]);
     daemon.tick(Ns::ms(1999));
@@ -142,7 +145,7 @@ fn client_without_connection_keeps_its_budget_for_a_time() {
     daemon.connection_lost(Pid(1), START);
     daemon.receive(Pid(2), request(10), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(2, granted(0))]);
-    daemon.connect(Pid(1), hello(55), 110).unwrap();
+    daemon.connect(Pid(1), USER, hello(55), 110).unwrap();
     assert_eq!((daemon.ledger().budget(Pid(1)), daemon.ledger().free()), (55, 5));
     daemon.connection_lost(Pid(1), START);
     daemon.tick(START.after(Ns::ms(1999)));
@@ -154,15 +157,15 @@ fn client_without_connection_keeps_its_budget_for_a_time() {
 #[test]
 fn invalid_messages_are_refused() {
     let mut daemon = daemon(100, &[(1, 0, 0)]);
-    assert_eq!(daemon.connect(Pid(1), hello(0), 0), Err(Refusal::AlreadyConnected));
-    assert_eq!(daemon.connect(Pid(2), request(1), 0), Err(Refusal::InvalidMessage));
+    assert_eq!(daemon.connect(Pid(1), USER, hello(0), 0), Err(Refusal::AlreadyConnected));
+    assert_eq!(daemon.connect(Pid(2), USER, request(1), 0), Err(Refusal::InvalidMessage));
     let old = ClientMessage::Hello { version: 0, budget: 0 };
-    assert_eq!(daemon.connect(Pid(2), old, 0), Err(Refusal::Version));
+    assert_eq!(daemon.connect(Pid(2), USER, old, 0), Err(Refusal::Version));
     let answered = ClientMessage::Answered { demand: 1, held: 0 };
     assert_eq!(daemon.receive(Pid(1), answered, START), Err(Refusal::InvalidMessage));
     assert_eq!(daemon.receive(Pid(1), hello(0), START), Err(Refusal::InvalidMessage));
     let mut starting = Daemon::new(Settings::default(), 100, Ns::ZERO);
-    starting.connect(Pid(1), hello(0), 0).unwrap();
+    starting.connect(Pid(1), USER, hello(0), 0).unwrap();
     starting.receive(Pid(1), request(1), Ns::ZERO).unwrap();
     assert_eq!(starting.receive(Pid(1), request(1), Ns::ZERO), Err(Refusal::InvalidMessage));
 }
@@ -171,7 +174,7 @@ fn invalid_messages_are_refused() {
 fn budget_of_a_client_is_limited() {
     let settings = Settings { client_pages_max: 30, ..Settings::default() };
     let mut daemon = Daemon::new(settings, 100, Ns::ZERO);
-    daemon.connect(Pid(1), hello(40), 100).unwrap();
+    daemon.connect(Pid(1), USER, hello(40), 100).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 30 })]);
     daemon.receive(Pid(1), request(1), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, granted(0))]);
@@ -209,7 +212,7 @@ fn total_follows_the_memory_of_the_host() {
 fn clients_keep_their_budgets_although_their_memory_is_not_available_to_a_new_daemon() {
     let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
     daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, Ns::ms(1));
-    daemon.connect(Pid(1), hello(90), 200).unwrap();
+    daemon.connect(Pid(1), USER, hello(90), 200).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 90 })]);
     daemon.receive(Pid(1), ClientMessage::Usage { held: 90 }, Ns::ms(2)).unwrap();
     daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, START);
@@ -220,7 +223,7 @@ fn clients_keep_their_budgets_although_their_memory_is_not_available_to_a_new_da
 #[test]
 fn claimed_budget_is_bounded_by_the_memory_of_the_client() {
     let mut daemon = daemon(100, &[]);
-    daemon.connect(Pid(1), hello(u64::MAX), 7).unwrap();
+    daemon.connect(Pid(1), USER, hello(u64::MAX), 7).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 7 })]);
 }
 
@@ -271,11 +274,32 @@ fn measurement_does_not_contain_pages_that_were_granted_meanwhile() {
 }
 
 #[test]
+fn users_take_turns() {
+    let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
+    let users = [(1, 7), (2, 7), (3, 7), (4, 8)];
+    for (pid, uid) in users {
+        daemon.connect(Pid(pid), UserId::new(uid).unwrap(), hello(0), 0).unwrap();
+        daemon.receive(Pid(pid), request(1), Ns::ZERO).unwrap();
+    }
+    daemon.take_outgoing();
+    // The request of the lost client does not delay others.
+    daemon.connection_lost(Pid(1), Ns::ZERO);
+    daemon.tick(START);
+    let order = [(2, granted(1)), (4, granted(1)), (3, granted(1))];
+    assert_eq!(outgoing(&mut daemon), order);
+}
+
+#[test]
 fn smaller_request_after_a_denial_gets_the_free_pages() {
     let mut daemon = daemon(100, &[(1, 0, 0)]);
     daemon.receive(Pid(1), request(101), START).unwrap();
     daemon.receive(Pid(1), request(100), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, granted(0)), (1, granted(100))]);
+}
+
+/// Returns the user of a client of the simulation.
+fn user_of(pid: Pid) -> UserId {
+    UserId::new(pid.0 % 3).unwrap()
 }
 
 /// Client of the simulation.
@@ -428,7 +452,9 @@ impl World {
                 {
                     let pid = Pid(client.pid);
                     let result = match message {
-                        ClientMessage::Hello { .. } => self.daemon.connect(pid, message, u64::MAX),
+                        ClientMessage::Hello { .. } => {
+                            self.daemon.connect(pid, user_of(pid), message, u64::MAX)
+                        }
                         _ => self.daemon.receive(pid, message, self.now),
                     };
                     result.expect("honest clients are not refused");
@@ -482,7 +508,9 @@ impl World {
         for client in &mut self.clients {
             for message in client.sent.drain(..) {
                 let result = match message {
-                    ClientMessage::Hello { .. } => self.daemon.connect(Pid(client.pid), message, u64::MAX),
+                    ClientMessage::Hello { .. } => {
+                        self.daemon.connect(Pid(client.pid), user_of(Pid(client.pid)), message, u64::MAX)
+                    }
                     _ => self.daemon.receive(Pid(client.pid), message, self.now),
                 };
                 result.expect("honest clients are not refused");

@@ -37,7 +37,7 @@ fn add(call: &mut Call<'_>, request: Request<'_>, increment: i64) -> Result<(), 
     let sum = sum.ok_or(CommandError::Overflow)?;
     let mut text = Vec::with_capacity(20); // characters of the longest integer
     push_integer(&mut text, sum);
-    call.server.store.set(key, [&text, b""], expiry)?;
+    call.store(key, [&text, b""], expiry)?;
     call.reply.integer(sum);
     Ok(())
 }

@@ -96,18 +96,18 @@ impl<'a> Set<'a> {
 
     /// Returns whether the value was stored.
     fn apply(&self, call: &mut Call<'_>) -> Result<bool, CommandError> {
-        let Call { server, now, .. } = call;
+        let Call { server, now, .. } = *call;
         if let Some(condition) = self.condition
-            && server.store.contains(self.key, *now) != (condition == Condition::Present)
+            && server.store.contains(self.key, now) != (condition == Condition::Present)
         {
             return Ok(false);
         }
         let expiry = match self.expiry {
             SetExpiry::Never => None,
             SetExpiry::At(expiry) => Some(expiry),
-            SetExpiry::Keep => server.store.peek(self.key, *now, |expiry, _| expiry).flatten(),
+            SetExpiry::Keep => server.store.peek(self.key, now, |expiry, _| expiry).flatten(),
         };
-        server.store.set(self.key, [self.value, b""], expiry)?;
+        call.store(self.key, [self.value, b""], expiry)?;
         Ok(true)
     }
 }
@@ -148,7 +148,7 @@ pub fn mset(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandErro
     }
     let mut arguments = request.arguments_from(1);
     while let (Some(key), Some(value)) = (arguments.next(), arguments.next()) {
-        call.server.store.set(key, [value, b""], None)?;
+        call.store(key, [value, b""], None)?;
     }
     call.reply.status("OK");
     Ok(())
@@ -162,7 +162,7 @@ pub fn append(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandEr
     if len > SOFT_CACHE_VALUE_BYTES_MAX {
         return Err(CommandError::TooLong(SOFT_CACHE_VALUE_BYTES_MAX));
     }
-    call.server.store.set(key, [&old, suffix], expiry)?;
+    call.store(key, [&old, suffix], expiry)?;
     call.reply.count(len);
     Ok(())
 }
