@@ -8,16 +8,12 @@
 mod halving;
 #[path = "soft_cache/hit_ratio.rs"]
 mod hit_ratio;
-#[path = "soft_cache/resp.rs"]
-mod resp;
-#[path = "soft_cache/servers.rs"]
-mod servers;
 #[path = "soft_cache/throughput.rs"]
 mod throughput;
 
 use std::process::ExitCode;
 
-use benches::{failure::Failure, report::run_and_print};
+use benches::{cache_servers::Programs, failure::Failure, report::run_and_print};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -25,7 +21,7 @@ async fn main() -> ExitCode {
 }
 
 async fn measure() -> Result<String, Failure> {
-    let programs = servers::Programs::find()?;
+    let programs = Programs::find()?;
     let throughput = throughput::measure(&programs)?;
     print!("{throughput}");
     let halving = halving::measure(&programs)?;

@@ -64,9 +64,11 @@ const MEASUREMENTS: [(&str, usize, Measurement); 7] = [
     ("soft", 0, |_| vec![fill(&soft_list(pages(ALLOCATIONS)).1, ALLOCATIONS)]),
     ("daemon", 2 * ALLOCATIONS, |socket| fill_with_daemon(socket)),
     ("more", 2 * ALLOCATIONS + 2 * MORE_ALLOCATIONS, |socket| more_allocations(socket)),
-    ("pressure", 2 * ALLOCATIONS, |socket| more_allocations(socket)),
+    (PRESSURE, 2 * ALLOCATIONS, |socket| more_allocations(socket)),
     ("reclaim", 0, |_| reclaim()),
 ];
+/// Measurement for which the daemon takes pages from another process.
+const PRESSURE: &str = "pressure";
 /// Argument of a process that fills its budget and waits.
 const HOLDER: &str = "holder";
 
@@ -111,6 +113,9 @@ fn measure_once(name: &str, allocations: usize) -> Result<Vec<f64>, String> {
     holder.end()?;
     if requests == 0 {
         return Err("the daemon answered no requests".to_owned());
+    }
+    if name == PRESSURE && reclaimed == 0 {
+        return Err("the daemon reclaimed no pages".to_owned());
     }
     times.extend([requests as f64, reclaimed as f64]);
     Ok(times)
@@ -165,19 +170,20 @@ fn run_in_process(name: &str, socket: &Path) -> Result<Vec<f64>, String> {
 fn report(rounds: &[Vec<Vec<f64>>]) {
     let time = |measurement: usize| spread(&rounds[measurement], 0, 1e3);
     let [malloc, mimalloc, soft, daemon, more, pressure, reclaim] = std::array::from_fn(time);
-    let count = |measurement: usize, result: usize| spread(&rounds[measurement], result, 1.0);
+    let count = |name: &str, result: usize| spread(results_of(rounds, name), result, 1.0);
+    let entry = spread(results_of(rounds, "reclaim"), 1, 1e6);
     for (name, [minimum, median, maximum], unit) in [
         ("977k_malloc", malloc, "ms"),
         ("977k_mimalloc", mimalloc, "ms"),
         ("977k", soft, "ms"),
         ("977k_daemon", daemon, "ms"),
-        ("977k_daemon_requests", count(3, 1), "requests"),
+        ("977k_daemon_requests", count("daemon", 1), "requests"),
         ("500k", more, "ms"),
         ("500k_pressure", pressure, "ms"),
-        ("500k_pressure_requests", count(5, 1), "requests"),
-        ("500k_pressure_reclaimed", count(5, 2), "pages"),
+        ("500k_pressure_requests", count(PRESSURE, 1), "requests"),
+        ("500k_pressure_reclaimed", count(PRESSURE, 2), "pages"),
         ("reclaim_2mib", reclaim, "ms"),
-        ("reclaim_entry", spread(&rounds[6], 1, 1e6), "us"),
+        ("reclaim_entry", entry, "us"),
     ] {
         println!("time soft_{name} {median:.3} {unit} (minimum {minimum:.3}, maximum {maximum:.3})");
     }
@@ -187,15 +193,16 @@ fn report(rounds: &[Vec<Vec<f64>>]) {
         ("977k_vs_mimalloc", mimalloc[1] / soft[1] / MIMALLOC_GOAL),
         ("500k_pressure", PRESSURE_GOAL * more[1] / pressure[1]),
         ("reclaim_2mib", RECLAIM_MS_GOAL / reclaim[1]),
-        ("reclaim_entry", RECLAIM_ENTRY_US_GOAL / entry_us(rounds)),
+        ("reclaim_entry", RECLAIM_ENTRY_US_GOAL / entry[1]),
     ] {
         println!("ratio soft_{name} {ratio:.2}");
     }
 }
 
-/// Returns the median time per evicted entry in microseconds.
-fn entry_us(rounds: &[Vec<Vec<f64>>]) -> f64 {
-    spread(&rounds[6], 1, 1e6)[1]
+/// Returns the results of all rounds of a measurement.
+fn results_of<'a>(rounds: &'a [Vec<Vec<f64>>], name: &str) -> &'a [Vec<f64>] {
+    let index = MEASUREMENTS.iter().position(|(other, ..)| *other == name);
+    &rounds[index.expect("the measurement exists")]
 }
 
 /// Returns minimum, median and maximum of a result of all rounds, in the unit of `scale` per second.

@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use benches::{failure::Failure, report::format_ratio};
-use hdrhistogram::Histogram;
-
-use crate::{
-    resp::{Client, Reply},
-    servers::{Kind, Programs, Server},
+use benches::{
+    cache_client::Reply,
+    cache_servers::{Kind, Programs, Server},
+    failure::Failure,
+    report::format_ratio,
 };
+use hdrhistogram::Histogram;
 
 /// Budget before the halving, in bytes.
 const BUDGET_BYTES: u64 = 64 << 20;
@@ -52,7 +52,7 @@ impl Measured {
 /// [`Failure`] if the server fails.
 pub fn measure(programs: &Programs) -> Result<String, Failure> {
     let server = programs.start(Kind::SoftCache, BUDGET_BYTES)?;
-    fill(&mut server.connect()?)?;
+    server.connect()?.set_all((0..KEYS).map(key_name), &VALUE)?;
     let (phase, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (halving, measured) = thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
@@ -76,17 +76,6 @@ pub fn measure(programs: &Programs) -> Result<String, Failure> {
         }
     }
     Ok(format_report(&sum, halving?))
-}
-
-fn fill(client: &mut Client) -> Result<(), Failure> {
-    for key in 0..KEYS {
-        client.add(&[b"SET", key_name(key).as_bytes(), &VALUE]);
-        if key % 100 == 99 {
-            client.send()?;
-            (0..100).try_for_each(|_| client.receive().map(drop))?;
-        }
-    }
-    Ok(())
 }
 
 fn key_name(key: u64) -> String {

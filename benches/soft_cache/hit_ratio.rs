@@ -10,15 +10,12 @@ use std::{
 };
 
 use benches::{
+    cache_client::{Client, Reply},
+    cache_servers::{Kind, Programs, name},
     failure::Failure,
     report::{format_ratio, format_table},
 };
 use flate2::read::MultiGzDecoder;
-
-use crate::{
-    resp::{Client, Reply},
-    servers::{Kind, Programs, name},
-};
 
 /// Traces: name of the file, and budget of Redis in bytes beyond that of an empty server.
 const TRACES: [(&str, u64); 3] =

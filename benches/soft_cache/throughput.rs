@@ -3,12 +3,11 @@
 use std::process::Command;
 
 use benches::{
+    cache_servers::{Kind, Programs, Server, name},
     failure::Failure,
     process::cpu_time,
     report::{Rounds, format_ratio, format_table},
 };
-
-use crate::servers::{Kind, Programs, Server, name};
 
 const ROUND_COUNT: usize = 15;
 /// Number of requests of each test in a round.

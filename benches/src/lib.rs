@@ -2,6 +2,8 @@
 //! to the programs, and reports. The file of each benchmark states its goal and method.
 #![forbid(unsafe_code)]
 
+pub mod cache_client;
+pub mod cache_servers;
 pub mod disk;
 pub mod etcd;
 pub mod failure;

@@ -1,4 +1,4 @@
-//! Stops a process, and reads the CPU time of a process.
+//! Stops a process, and reads the CPU time and the resident memory of a process.
 
 use std::{fs, time::Duration};
 
@@ -21,6 +21,19 @@ pub async fn stop(mut process: Process) -> Result<(), Failure> {
         Ok(status.map(drop).ok_or_else(|| "the process still runs".to_owned()))
     })
     .await
+}
+
+/// Returns the resident memory of a process in bytes.
+///
+/// # Errors
+/// [`Failure`] if the process has ended.
+pub fn resident_bytes(pid: u32) -> Result<u64, Failure> {
+    let path = format!("/proc/{pid}/statm");
+    let statm = fs::read_to_string(&path).map_err(Failure::file_error("read", &path))?;
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages
+        .map(|pages| pages * rustix::param::page_size() as u64)
+        .ok_or_else(|| Failure::UnexpectedReply { subject: path, reply: statm })
 }
 
 /// Returns the CPU time of the running threads of a process. Threads that have ended are not

@@ -12,6 +12,7 @@ mod failure;
 mod install;
 mod libvirt;
 mod lightgbm;
+mod line_figure;
 mod lint;
 mod man;
 mod mutants;

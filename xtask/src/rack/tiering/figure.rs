@@ -1,41 +1,13 @@
 //! Figures of `cargo xtask rack tiering`: local memory of each tenant and page migrations over time, as
 //! SVG. The numbers are written beside them, as JSON.
 
-use std::path::{Path, PathBuf};
-
-use plotters::prelude::*;
+use std::path::Path;
 
 use super::{Mode, Run, Sample};
-use crate::failure::Failure;
-
-/// Colours of the tenants, from the colour-blind safe palette of Okabe and Ito.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(90, 90, 90),
-    RGBColor(0, 0, 0),
-];
-/// Width and height of a figure in pixels.
-const SIZE_PX: (u32, u32) = (1200, 460);
-/// Height of an axis with headroom for the legend, relative to the largest value.
-const HEADROOM: f64 = 1.25;
-
-/// Panel: a title, and lines with a name each.
-struct Panel {
-    title: &'static str,
-    lines: Vec<Line>,
-}
-
-struct Line {
-    name: String,
-    points: Vec<(f64, f64)>,
-    /// Value that the line should reach, drawn as a dashed line.
-    expected: Option<f64>,
-}
+use crate::{
+    failure::Failure,
+    line_figure::{self, Line, Panel},
+};
 
 /// Writes the figure of a run and its numbers to a directory.
 ///
@@ -46,14 +18,9 @@ pub(super) fn write(folder: &Path, run: &Run) -> Result<(), Failure> {
     let name: String = format!("{} {}", mode_name(run.mode), run.scenario).chars().map(plain).collect();
     let path = |extension: &str| folder.join(format!("live-{name}.{extension}"));
     let title = format!("{}: {}", mode_name(run.mode), run.scenario);
-    let svg = draw(&title, &panels(run)).map_err(|error| Failure::UnexpectedOutput {
-        program: path("svg").display().to_string(),
-        reason: error.to_string(),
-    })?;
-    let write_file =
-        |path: PathBuf, text: String| std::fs::write(&path, text).map_err(Failure::file_error("write", path));
-    write_file(path("svg"), svg)?;
-    write_file(path("json"), serde_json::to_string_pretty(run).expect("numbers and names can be serialized"))
+    line_figure::write(&path("svg"), &title, &panels(run))?;
+    let numbers = serde_json::to_string_pretty(run).expect("numbers and names can be serialized");
+    std::fs::write(path("json"), numbers).map_err(Failure::file_error("write", path("json")))
 }
 
 fn mode_name(mode: Mode) -> &'static str {
@@ -82,53 +49,11 @@ fn panels(run: &Run) -> [Panel; 2] {
         Line { name: "demoted".to_owned(), points: rate(|sample| sample.demoted_pages), expected: None };
     [
         Panel {
-            title: "local memory (MiB), dashed: expected",
+            title: "local memory (MiB), dashed: expected".to_owned(),
             lines: run.tenants.iter().enumerate().map(tenant).collect(),
         },
-        Panel { title: "migrated pages/s", lines: vec![pages, demoted] },
+        Panel { title: "migrated pages/s".to_owned(), lines: vec![pages, demoted] },
     ]
-}
-
-fn draw(title: &str, panels: &[Panel]) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE_PX).into_drawing_area();
-        root.fill(&WHITE)?;
-        let root = root.titled(title, ("sans-serif", 18))?;
-        for (panel, area) in panels.iter().zip(root.split_evenly((1, panels.len()))) {
-            let points = || panel.lines.iter().flat_map(|line| &line.points);
-            let x_max = points().map(|(x, _)| *x).fold(1.0, f64::max);
-            let expected = panel.lines.iter().filter_map(|line| line.expected);
-            let y_max = points().map(|(_, y)| *y).chain(expected).fold(1.0, f64::max);
-            let mut chart = ChartBuilder::on(&area)
-                .caption(panel.title, ("sans-serif", 15))
-                .margin(10)
-                .x_label_area_size(36)
-                .y_label_area_size(56)
-                .build_cartesian_2d(0.0..x_max, 0.0..y_max * HEADROOM)?;
-            chart.configure_mesh().x_desc("Time (s)").max_light_lines(0).draw()?;
-            for (line, colour) in panel.lines.iter().zip(COLOURS.into_iter().cycle()) {
-                chart
-                    .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
-                    .label(&line.name)
-                    .legend(move |(x, y)| {
-                        PathElement::new(vec![(x, y), (x + 20, y)], colour.stroke_width(2))
-                    });
-                if let Some(expected) = line.expected {
-                    let ends = [(0.0, expected), (x_max, expected)];
-                    chart.draw_series(DashedLineSeries::new(ends, 6, 4, colour.into()))?;
-                }
-            }
-            chart
-                .configure_series_labels()
-                .position(SeriesLabelPosition::UpperRight)
-                .background_style(WHITE)
-                .border_style(BLACK)
-                .draw()?;
-        }
-        root.present()?;
-    }
-    Ok(svg)
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@ use std::{
     net::{SocketAddr, TcpStream},
 };
 
-use benches::failure::Failure;
+use crate::failure::Failure;
+
+/// Number of commands that [`Client::set_all`] sends together.
+const BATCH: usize = 100;
 
 /// Reply to a command of the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +89,34 @@ impl Client {
                 Ok(Reply::Success)
             }
             _ => Err(std::io::Error::other(format!("unexpected reply {line:?}"))),
+        }
+    }
+
+    /// Returns the value of the last reply that had one.
+    pub fn value(&self) -> &[u8] {
+        self.value.strip_suffix(b"\r\n").unwrap_or(&self.value)
+    }
+
+    /// Stores a value for each key. Returns the number of error replies.
+    ///
+    /// # Errors
+    /// [`Failure`] if the connection fails.
+    pub fn set_all(&mut self, keys: impl IntoIterator<Item = String>, value: &[u8]) -> Result<u64, Failure> {
+        let mut keys = keys.into_iter();
+        let mut errors = 0;
+        loop {
+            let mut sent = 0;
+            for key in keys.by_ref().take(BATCH) {
+                self.add(&[b"SET", key.as_bytes(), value]);
+                sent += 1;
+            }
+            if sent == 0 {
+                return Ok(errors);
+            }
+            self.send()?;
+            for _ in 0..sent {
+                errors += u64::from(matches!(self.receive()?, Reply::Error(_)));
+            }
         }
     }
 

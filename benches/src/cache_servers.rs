@@ -1,4 +1,4 @@
-//! The two servers on loopback ports.
+//! Cache servers on loopback ports: `soft-cache` and Redis.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -7,11 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use benches::{failure::Failure, loopback::free_port};
 use local_rack::{Process, program_dir};
 use tempfile::TempDir;
 
-use crate::resp::Client;
+use crate::{cache_client::Client, failure::Failure, loopback::free_port, process::resident_bytes};
 
 /// Environment variable with the folder of Redis. `cargo xtask bench` sets it.
 const REDIS_ENV: &str = "TARN_REDIS";
@@ -30,14 +29,18 @@ pub struct Programs {
 /// Kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// `soft-cache`.
     SoftCache,
+    /// Debian's redis-server.
     Redis,
 }
 
 /// Running server.
 #[derive(Debug)]
 pub struct Server {
+    /// Process of the server.
     pub process: Process,
+    /// Address that the server listens on.
     pub address: SocketAddr,
     _dir: TempDir,
 }
@@ -63,25 +66,31 @@ impl Programs {
     /// # Errors
     /// [`Failure`] if the server does not start.
     pub fn start(&self, kind: Kind, budget_bytes: u64) -> Result<Server, Failure> {
-        let dir =
-            tempfile::tempdir().map_err(Failure::file_error("create a folder in", std::env::temp_dir()))?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
-        let mut command = match kind {
+        self.start_at(free_address()?, kind, budget_bytes)
+    }
+
+    /// Starts a server as [`start`](Self::start) does, on this address.
+    ///
+    /// # Errors
+    /// [`Failure`] if the server does not start.
+    pub fn start_at(&self, address: SocketAddr, kind: Kind, budget_bytes: u64) -> Result<Server, Failure> {
+        let dir = create_dir()?;
+        let command = match kind {
             Kind::SoftCache => self.soft_cache_command(address, budget_bytes),
             Kind::Redis => self.redis_command(address, budget_bytes, dir.path()),
         };
-        let mut process = Process::start(name(kind), &mut command, dir.path().join("log"))?;
-        let end = Instant::now() + READY_TIMEOUT;
-        while TcpStream::connect(address).is_err() {
-            process.check_running()?;
-            if Instant::now() > end {
-                let event = format!("a connection to {}", name(kind));
-                let last_state = process.log_tail();
-                return Err(Failure::TimedOut { event, seconds: READY_TIMEOUT.as_secs(), last_state });
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Ok(Server { process, address, _dir: dir })
+        launch(kind, command, address, dir)
+    }
+
+    /// Starts `soft-cache` with at most this budget of the soft memory daemon at a socket.
+    ///
+    /// # Errors
+    /// [`Failure`] if the server does not start.
+    pub fn start_with_daemon(&self, socket: &Path, budget_bytes: u64) -> Result<Server, Failure> {
+        let address = free_address()?;
+        let mut command = self.soft_cache_command(address, budget_bytes);
+        command.arg("--daemon").arg(socket);
+        launch(Kind::SoftCache, command, address, create_dir()?)
     }
 
     fn soft_cache_command(&self, address: SocketAddr, budget_bytes: u64) -> Command {
@@ -121,13 +130,31 @@ impl Server {
     /// # Errors
     /// [`Failure`] if the server has ended.
     pub fn resident_bytes(&self) -> Result<u64, Failure> {
-        let path = format!("/proc/{}/statm", self.process.pid());
-        let statm = std::fs::read_to_string(&path).map_err(Failure::file_error("read", &path))?;
-        let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
-        pages
-            .map(|pages| pages * 4096)
-            .ok_or_else(|| Failure::UnexpectedReply { subject: path, reply: statm })
+        resident_bytes(self.process.pid())
     }
+}
+
+fn free_address() -> Result<SocketAddr, Failure> {
+    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)))
+}
+
+fn create_dir() -> Result<TempDir, Failure> {
+    tempfile::tempdir().map_err(Failure::file_error("create a folder in", std::env::temp_dir()))
+}
+
+fn launch(kind: Kind, mut command: Command, address: SocketAddr, dir: TempDir) -> Result<Server, Failure> {
+    let mut process = Process::start(name(kind), &mut command, dir.path().join("log"))?;
+    let end = Instant::now() + READY_TIMEOUT;
+    while TcpStream::connect(address).is_err() {
+        process.check_running()?;
+        if Instant::now() > end {
+            let event = format!("a connection to {}", name(kind));
+            let last_state = process.log_tail();
+            return Err(Failure::TimedOut { event, seconds: READY_TIMEOUT.as_secs(), last_state });
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(Server { process, address, _dir: dir })
 }
 
 /// Returns the name of a kind of server.
