@@ -9,7 +9,8 @@ use crate::{
     error::{HandleError, InsertError, SoftError},
     handles::{Handle, HandleTable},
     heap::{Block, DetachedBytes, PinnableValues, Pinned, Pool, Records as _},
-    structure::{Deliver, Priority, State, Structure, Usage, count_panics},
+    panics::count_panics,
+    structure::{Deliver, Priority, State, Structure, Usage},
 };
 
 /// Memory blocks of any size, as of `malloc`, that a reclamation can take away (Soft Memory, section 3 and 3.1). The

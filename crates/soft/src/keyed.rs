@@ -11,7 +11,8 @@ use crate::{
     error::SoftError,
     heap::Pool,
     index::KeyHash,
-    structure::{Deliver, Priority, Structure, count_panics},
+    panics::count_panics,
+    structure::{Deliver, Priority, Structure},
 };
 
 /// Structure with entries of keys and values.

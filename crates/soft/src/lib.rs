@@ -95,6 +95,7 @@ mod keyed;
 mod list;
 mod lock_mark;
 mod map;
+mod panics;
 pub mod protocol;
 #[cfg(all(test, not(miri)))]
 mod resident;

@@ -6,7 +6,8 @@ use crate::{
     chain::{Chain, Links},
     error::{InsertError, SoftError},
     heap::{Block, Compact as _, Pool, Records as _, Values},
-    structure::{Deliver, Priority, State, Structure, Usage, count_panics},
+    panics::count_panics,
+    structure::{Deliver, Priority, State, Structure, Usage},
 };
 
 /// Doubly ended list in soft memory. A reclamation evicts values from the front, where the oldest

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -19,6 +18,7 @@ use crate::{
     error::{InsertError, SoftError},
     heap::{Pool, Revocable},
     lock_mark::{CallbackMark, LockMark},
+    panics::count_panics,
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures
@@ -138,18 +138,6 @@ impl<S: State> Evicted<'_, S> {
 impl<S: State> Drop for Evicted<'_, S> {
     fn drop(&mut self) {
         self.values.drain(..).for_each(|value| self.structure.shared.deliver(value));
-    }
-}
-
-/// Runs a callback, and returns the number of panics, 0 or 1.
-pub(crate) fn count_panics(callback: impl FnOnce()) -> u64 {
-    // The callback owns the evicted value, and the structure holds no lock, so no state is inconsistent.
-    match catch_unwind(AssertUnwindSafe(callback)) {
-        Ok(()) => 0,
-        Err(payload) => {
-            std::mem::forget(payload); // its destructor could panic again
-            1
-        }
     }
 }
 

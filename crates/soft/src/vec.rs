@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::{
     error::{InsertError, SoftError},
     heap::{Buffer, Pool},
-    structure::{Deliver, Priority, State, Structure, Usage, count_panics},
+    panics::count_panics,
+    structure::{Deliver, Priority, State, Structure, Usage},
 };
 
 /// Growable array in soft memory. A reclamation evicts all elements, because the array is one block of

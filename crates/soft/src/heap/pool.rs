@@ -4,7 +4,6 @@ use std::{
     cell::Cell,
     collections::BTreeMap,
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -23,6 +22,7 @@ use super::{
 use crate::{
     error::{PoolError, SoftError},
     lock_mark::{CallbackMark, LockMark},
+    panics::count_panics,
 };
 
 /// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
@@ -88,9 +88,7 @@ impl Drop for Snapshot {
     fn drop(&mut self) {
         for structure in self.0.drain(..) {
             // A destructor of a value can panic. The caller has books to close, and is not the owner.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(structure))) {
-                std::mem::forget(payload); // its destructor could panic again
-            }
+            count_panics(|| drop(structure));
         }
     }
 }
