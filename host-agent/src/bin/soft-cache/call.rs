@@ -25,8 +25,8 @@ impl Call<'_> {
     /// Stores a value that is the concatenation of two parts.
     ///
     /// # Errors
-    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; the store is unchanged then. Another error if
-    /// the value does not fit after the eviction of all others.
+    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; the store is unchanged then. Another error
+    /// if the value does not fit after the eviction of all others.
     pub fn store(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), CommandError> {
         let (server, waits) = (self.server, self.session.budget_waits);
         if server.memory.has_daemon() {

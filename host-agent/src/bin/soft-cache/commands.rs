@@ -79,8 +79,8 @@ const COMMANDS: &[Command] = &[
     command("unlink", (2, MANY), keys::del),
 ];
 
-/// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has no
-/// reply either, and must be executed again after the answer in `call.session`.
+/// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has
+/// no reply either, and must be executed again after the answer in `call.session`.
 pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
     let Some(name) = request.get(0) else { return };
     let result = match find(name) {
