@@ -31,8 +31,12 @@ impl Call<'_> {
         let (server, waits) = (self.server, self.session.budget_waits);
         if server.memory.has_daemon() {
             match server.store.try_set(key, value, expiry) {
-                Ok(()) if waits == 0 => return Ok(()),
-                Ok(()) => return Ok(server.memory.count_success()),
+                Ok(()) => {
+                    if waits > 0 {
+                        server.memory.count_success();
+                    }
+                    return Ok(());
+                }
                 Err(SoftError::OutOfBudget { pages }) => {
                     if let Some(answer) = server.memory.request_budget(pages, waits) {
                         return Err(CommandError::BudgetRequested(answer));
