@@ -1,7 +1,8 @@
 //! Tests of soft memory with the real agent, whose clients are processes.
 //!
 //! In one test, clients and the agent are killed and stopped at random times. At quiet points, the record of the agent
-//! must be equal to the budgets that the clients report themselves. `TARN_SOFT_KILLS` sets the number of kills, and `TARN_SEED` repeats the choices of a run, but not its timing.
+//! must be equal to the budgets that the clients report themselves. `TARN_SOFT_KILLS` sets the number of kills, and
+//! `TARN_SEED` repeats the choices of a run, but not its timing.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{collections::BTreeMap, process::Command};

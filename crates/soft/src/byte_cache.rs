@@ -145,8 +145,8 @@ impl SoftByteCache {
         }
     }
 
-    /// Inserts an entry of normal priority, or replaces the value of the key, if the budget and the address space suffice
-    /// without a request or an eviction. See [`insert_with`](Self::insert_with).
+    /// Inserts an entry of normal priority, or replaces the value of the key, if the budget and the address space
+    /// suffice without a request or an eviction. See [`insert_with`](Self::insert_with).
     ///
     /// # Errors
     /// See [`insert_with`](Self::insert_with). After an error, the cache is unchanged.

@@ -148,8 +148,10 @@ struct Active {
 /// Soft memory daemon (Soft Memory, section 3.3), without its sockets and its clock.
 ///
 /// Requests are fulfilled one after the other. The users take turns, so that a user with many clients does not delay
-/// the requests of others: before the next request of a user, at most one of each other user is fulfilled. If the free pages do not suffice, a request waits until all demands
-/// are answered, but at most `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
+/// the requests of others: before the next request of a user, at most one of each other user is fulfilled.
+///
+/// If the free pages do not suffice, a request waits until all demands are answered, but at most
+/// `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
 /// `units::limits::SOFT_DECISIONS_MAX` decisions. So a decision is based on the pages that clients still have. A
 /// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
 /// demands for other clients' requests.
@@ -213,9 +215,9 @@ impl Daemon {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Adds a client of a user after its first message, and records its measured memory in pages. A new client has no budget. A
-    /// client with budget from an earlier connection keeps as much of it as is free and as its memory shows, and must
-    /// give up the rest.
+    /// Adds a client of a user after its first message, and records its measured memory in pages. A new client has no
+    /// budget. A client with budget from an earlier connection keeps as much of it as is free and as its memory shows,
+    /// and must give up the rest.
     ///
     /// # Errors
     /// Returns the reason why the client is refused.

@@ -25,14 +25,18 @@ impl Call<'_> {
     /// Stores a value that is the concatenation of two parts.
     ///
     /// # Errors
-    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; the store is unchanged then. Another error if
-    /// the value does not fit after the eviction of all others.
+    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; the store is unchanged then. Another error
+    /// if the value does not fit after the eviction of all others.
     pub fn store(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), CommandError> {
         let (server, waits) = (self.server, self.session.budget_waits);
         if server.memory.has_daemon() {
             match server.store.try_set(key, value, expiry) {
-                Ok(()) if waits == 0 => return Ok(()),
-                Ok(()) => return Ok(server.memory.count_success()),
+                Ok(()) => {
+                    if waits > 0 {
+                        server.memory.count_success();
+                    }
+                    return Ok(());
+                }
                 Err(SoftError::OutOfBudget { pages }) => {
                     if let Some(answer) = server.memory.request_budget(pages, waits) {
                         return Err(CommandError::BudgetRequested(answer));

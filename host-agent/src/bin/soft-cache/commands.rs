@@ -79,10 +79,13 @@ const COMMANDS: &[Command] = &[
     command("unlink", (2, MANY), keys::del),
 ];
 
-/// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has no
-/// reply either, and must be executed again after the answer in `call.session`.
+/// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has
+/// no reply either, and must be executed again after the answer in `call.session`.
 pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
     let Some(name) = request.get(0) else { return };
+    if call.session.budget_waits == 0 {
+        call.server.counters.commands.fetch_add(1, Ordering::Relaxed);
+    }
     let result = match find(name) {
         None if !call.session.is_authenticated => Err(CommandError::NotAuthenticated),
         None => Err(CommandError::unknown_command(request)),
@@ -96,13 +99,9 @@ pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
     };
     match result {
         Ok(()) => {}
-        Err(CommandError::BudgetRequested(answer)) => {
-            call.session.awaited_answer = Some(answer);
-            return;
-        }
+        Err(CommandError::BudgetRequested(answer)) => call.session.awaited_answer = Some(answer),
         Err(error) => call.reply.error(&error.to_string()),
     }
-    call.server.counters.commands.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Returns the command with a name in any case.

@@ -148,8 +148,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         })
     }
 
-    /// Waits for the daemon's answer to a request for the next command, if it lacks budget. Other connections are served
-    /// meanwhile.
+    /// Waits for the daemon's answer to a request for the next command, if it lacks budget. Other connections are
+    /// served meanwhile.
     async fn wait_for_budget(&mut self) {
         if let Some(answer) = self.session.awaited_answer.take() {
             self.session.budget_waits += 1;

@@ -1,7 +1,7 @@
 //! Budget of the cache: its change by `CONFIG SET maxmemory`, and requests to the daemon.
 //!
-//! The thread that executes commands never waits for the daemon. A command that lacks budget is executed again after the
-//! daemon has answered, and other clients are served meanwhile.
+//! The thread that executes commands never waits for the daemon. A command that lacks budget is executed again after
+//! the daemon has answered, and other clients are served meanwhile.
 
 use std::{
     path::Path,
