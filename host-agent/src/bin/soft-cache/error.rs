@@ -5,7 +5,7 @@ use std::fmt;
 use soft::SoftError;
 use units::limits::SOFT_CACHE_ERROR_BYTES_MAX;
 
-use crate::{memory::Answer, request::Request};
+use crate::{answer::Answer, request::Request};
 
 /// Error of a command. The text is the error reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,6 +2,7 @@
 //!
 //! One thread executes all commands, each without interruption. Revocations of memory run on other threads.
 
+mod answer;
 mod call;
 mod commands;
 mod connection;

@@ -20,7 +20,7 @@ use units::limits::{
     SOFT_CACHE_BUDGET_WAITS_MAX, SOFT_CACHE_REQUEST_INTERVAL, SOFT_REQUEST_PAGES_MIN, SOFT_REQUEST_TIMEOUT,
 };
 
-use crate::error::CommandError;
+use crate::{answer::Answer, error::CommandError};
 
 /// Budget of the cache.
 #[derive(Debug)]
@@ -42,10 +42,6 @@ struct Daemon {
     /// Number of insertions that lacked budget, since the last one that succeeded after a request.
     rejections: AtomicU32,
 }
-
-/// Number of the daemon's answer for which a command waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer(u64);
 
 impl Memory {
     /// Creates a pool with a constant budget in pages.

@@ -1,6 +1,6 @@
 //! State of one connection that commands read and change.
 
-use crate::{memory::Answer, reply::Protocol, request::RequestLimits};
+use crate::{answer::Answer, reply::Protocol, request::RequestLimits};
 
 /// State of one connection.
 #[derive(Debug)]
