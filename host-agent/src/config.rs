@@ -491,6 +491,48 @@ mod tests {
         assert_eq!(config.host.as_str(), "h0");
     }
 
+    /// Returns the keys that the parser accepts in a section, and those in the example, both sorted. The
+    /// parser lists its keys in the error about an unknown one.
+    fn accepted_and_example_keys(example: &str, section: &str) -> [Vec<String>; 2] {
+        let unknown = match section {
+            "" => "unknown = 1\n".to_owned(),
+            section => format!("[{section}]\nunknown = 1\n"),
+        };
+        let error = Config::parse(&unknown, Path::new("/etc/tarn/host.toml")).unwrap_err().to_string();
+        let list = error.lines().find_map(|line| line.split_once("unknown: unknown key; must be one of "));
+        let accepted = list.unwrap_or_else(|| panic!("[{section}]: {error}")).1.split(", ");
+        let mut accepted: Vec<String> = accepted.map(str::to_owned).collect();
+        let table: toml::Table = example.parse().unwrap();
+        let path = section.split('.').filter(|name| !name.is_empty());
+        let table = path.fold(&table, |table, name| table[name].as_table().unwrap());
+        let mut keys: Vec<String> = table.keys().cloned().collect();
+        accepted.sort();
+        keys.sort();
+        [accepted, keys]
+    }
+
+    #[test]
+    fn example_config_names_every_section_and_key() {
+        let example = include_str!("../host.example.toml");
+        let is_setting = |text: &str| {
+            let name =
+                |text: &str| !text.is_empty() && text.chars().all(|c| c == '_' || c.is_ascii_lowercase());
+            text.starts_with('[') || text.split_once(" = ").is_some_and(|(key, _)| name(key))
+        };
+        let uncommented = |line: &str| match line.strip_prefix("# ") {
+            Some(setting) if is_setting(setting) => format!("{setting}\n"),
+            _ => format!("{line}\n"),
+        };
+        let example: String = example.lines().map(uncommented).collect();
+        let [sections, named] = accepted_and_example_keys(&example, "");
+        assert_eq!(sections, named);
+        let tenants = ["symbiosis.tenants.database", "tiering.tenants.database"].map(str::to_owned);
+        for section in sections.into_iter().chain(tenants) {
+            let [accepted, named] = accepted_and_example_keys(&example, &section);
+            assert_eq!(accepted, named, "[{section}]");
+        }
+    }
+
     #[test]
     fn scrub_rate_has_a_default() {
         let dax = |rest: &str| {

@@ -26,6 +26,7 @@ pub mod secrets;
 pub mod serve;
 pub mod session;
 pub mod session_channel;
+mod session_log;
 pub mod shares;
 #[cfg(test)]
 mod skipped;

@@ -29,6 +29,7 @@ use crate::{
     convert,
     secrets::read_tls,
     session_channel::{ReportStream, SessionEvent},
+    session_log::SessionLog,
     shares::SharesState,
 };
 
@@ -101,6 +102,7 @@ pub async fn run_sessions(
     events: mpsc::Sender<SessionEvent>,
 ) {
     let mut delay = RECONNECT_BACKOFF_MIN.as_duration();
+    let mut log = SessionLog::default();
     loop {
         let known_rack = reports.rack.borrow().clone().unwrap_or_default();
         let (started, mut lease) = (Instant::now(), None);
@@ -110,7 +112,10 @@ pub async fn run_sessions(
             return;
         }
         delay = reconnect_delay(delay, &error, lease, started.elapsed());
-        tracing::warn!(manager = identity.manager, error = error.describe(), retry_in = ?delay, "session ended");
+        let (error, lasted) = (error.describe(), lease.map(|_| started.elapsed()));
+        if let Some(suppressed) = log.count_failure(&error, lasted, Instant::now()) {
+            tracing::warn!(manager = identity.manager, error, retry_in = ?delay, suppressed, "session ended");
+        }
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = events.closed() => return,

@@ -19,9 +19,10 @@ const INSTALLED_PROGRAMS: [&str; 5] = ["pool-manager", "host-agent", "soft-cache
 /// Cargo packages of [`INSTALLED_PROGRAMS`] and of the C library. The package `host-agent` contains two programs.
 const CARGO_PACKAGES: [&str; 5] = ["pool-manager", "host-agent", "vmm-plugin", "cli", "soft-c"];
 /// Other installed files: path in the repository, and path below the root directory.
-const INSTALLED_FILES: [(&str, &str); 9] = [
+const INSTALLED_FILES: [(&str, &str); 10] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
+    ("host-agent/soft-cache.service", "usr/lib/systemd/system/soft-cache.service"),
     ("pool-manager/sysusers.conf", "usr/lib/sysusers.d/tarn.conf"),
     ("pool-manager/rack.example.toml", "usr/share/doc/tarn/rack.example.toml"),
     ("host-agent/host.example.toml", "usr/share/doc/tarn/host.example.toml"),
@@ -129,11 +130,27 @@ mod tests {
             let unit = fs::read_to_string(root().join(from)).unwrap();
             let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
             let programs: Vec<_> = lines.filter_map(|line| line.split(['=', ' ']).nth(1)).collect();
-            assert_eq!(programs.len(), 2, "{to}");
+            // The services with a configuration file check it before they start.
+            let expected = if from.ends_with("soft-cache.service") { 1 } else { 2 };
+            assert_eq!(programs.len(), expected, "{to}");
             for program in programs {
                 let name = program.strip_prefix("/usr/bin/").expect(program);
                 assert!(INSTALLED_PROGRAMS.contains(&name), "{to} runs {program}");
             }
+        }
+    }
+
+    #[test]
+    fn users_of_systemd_units_are_created() {
+        let users = fs::read_to_string(root().join("pool-manager/sysusers.conf")).unwrap();
+        let users: Vec<&str> =
+            users.lines().filter_map(|line| line.strip_prefix("u ")?.split(' ').next()).collect();
+        assert_eq!(users, ["tarn", "tarn-cache"]);
+        for (unit, user) in
+            [("pool-manager/pool-manager.service", "tarn"), ("host-agent/soft-cache.service", "tarn-cache")]
+        {
+            let unit = fs::read_to_string(root().join(unit)).unwrap();
+            assert!(unit.lines().any(|line| line == format!("User={user}")), "{unit}");
         }
     }
 

@@ -452,6 +452,10 @@ pub const DESIRED_STATE_RESEND_AFTER: Ns = Ns::secs(2);
 pub const RECONNECT_BACKOFF_MIN: Ns = Ns::ms(100);
 /// Longest delay before an agent reconnects to the manager.
 pub const RECONNECT_BACKOFF_MAX: Ns = Ns::secs(1);
+/// Shortest interval between two log lines of an agent about failed sessions with the manager.
+pub const SESSION_LOG_INTERVAL_MIN: Ns = Ns::secs(10);
+/// Longest interval between two log lines of an agent about sessions that fail for the same reason.
+pub const SESSION_LOG_INTERVAL_MAX: Ns = Ns::secs(600);
 /// Time without messages after which an agent probes its connection to the manager. It is also the
 /// timeout of the probe.
 pub const SESSION_SILENCE_TIMEOUT: Ns = Ns::secs(5);

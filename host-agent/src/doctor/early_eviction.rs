@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use super::{Finding, Machine, problems_or_passed, tenants::check_cgroups};
+use super::{
+    Finding, Machine, problems_or_passed,
+    tenants::{RequiredFile, check_cgroups},
+};
 use crate::{
     config::early_eviction::EarlyEviction,
     early_eviction::{IoPriority, demotes_memory},
@@ -12,6 +15,14 @@ use crate::{
 
 /// Kernel parameter that enables zswap.
 const ZSWAP_FILE: &str = "module/zswap/parameters/enabled";
+/// Files of cgroups with which memory is evicted early, and waiting tenants are found.
+const REQUIRED_FILES: [RequiredFile; 2] = [
+    RequiredFile { name: "memory.reclaim", fix: "boot Linux 5.19 or newer" },
+    RequiredFile {
+        name: "memory.pressure",
+        fix: "boot a kernel with CONFIG_PSI, and with the parameter psi=1",
+    },
+];
 /// Name of the checks.
 const CHECK: &str = "early eviction";
 
@@ -19,9 +30,9 @@ const CHECK: &str = "early eviction";
 pub(super) fn check_early_eviction(machine: &Machine, eviction: &EarlyEviction) -> Vec<Finding> {
     let required: &[&str] = if eviction.io_classes { &["memory", "cpu", "io"] } else { &["memory", "cpu"] };
     let device = RemoteDevice::open(&eviction.device, Path::new("/sys"));
-    let problems = check_cgroups(CHECK, "early_eviction.cgroups", &eviction.cgroups, required)
+    let field = "early_eviction.cgroups";
+    let problems = check_cgroups(CHECK, field, &eviction.cgroups, required, &REQUIRED_FILES)
         .into_iter()
-        .chain(check_kernel_files(eviction))
         .chain(check_demotion(machine))
         .chain(check_zswap(machine))
         .chain(match &device {
@@ -46,16 +57,6 @@ pub(super) fn check_early_eviction(machine: &Machine, eviction: &EarlyEviction) 
 
 fn problem(message: String, fix: impl Into<String>) -> Finding {
     Finding::problem(CHECK, message, fix)
-}
-
-fn check_kernel_files(eviction: &EarlyEviction) -> Vec<Finding> {
-    let (files, dir) = (Sysfs::at(&eviction.cgroups), eviction.cgroups.display());
-    let missing = [
-        ("memory.reclaim", "boot Linux 5.19 or newer"),
-        ("memory.pressure", "boot a kernel with CONFIG_PSI, and with the parameter psi=1"),
-    ];
-    let missing = missing.into_iter().filter(|(file, _)| !files.has(file));
-    missing.map(|(file, fix)| problem(format!("the cgroup {dir} has no file {file}"), fix)).collect()
 }
 
 fn check_demotion(machine: &Machine) -> Option<Finding> {
@@ -103,6 +104,40 @@ mod tests {
 
     use super::*;
     use crate::host::sysfs::fake::FakeSysfs;
+
+    /// Regression test: the doctor advised to boot another kernel if the folder was missing, or had no
+    /// controller `memory`.
+    #[test]
+    fn missing_cgroup_is_one_problem_and_kernel_files_are_not_checked() {
+        let fake = FakeSysfs::new(&[("root/cgroup.subtree_control", "cpu")]);
+        let machine = Machine {
+            sys: Sysfs::at(fake.path("sys")),
+            proc: Sysfs::at(fake.path("proc")),
+            ..Machine::this()
+        };
+        for (folder, expected) in [
+            (
+                "missing",
+                "/missing is not a directory of cgroup v2; memory.reclaim and memory.pressure were not checked",
+            ),
+            (
+                "root",
+                "/root lack the controllers memory; memory.reclaim and memory.pressure were not checked",
+            ),
+        ] {
+            let eviction = EarlyEviction {
+                cgroups: fake.path(folder),
+                device: "/dev/null".into(),
+                settings: Settings::default(),
+                io_classes: false,
+            };
+            let findings = check_early_eviction(&machine, &eviction);
+            let messages: Vec<&str> = findings.iter().map(|finding| &*finding.message).collect();
+            assert_eq!(messages.len(), 2, "{messages:?}");
+            assert!(messages[0].ends_with(expected), "{messages:?}");
+            assert!(messages[1].starts_with("early_eviction.device: "), "{messages:?}");
+        }
+    }
 
     #[test]
     fn each_missing_requirement_is_a_problem_with_a_fix() {

@@ -14,10 +14,11 @@ const CGROUP_CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Runs all checks for Symbiosis.
 pub(super) fn check_tenants(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
-    let problems = check_cgroups("tenants", "symbiosis.cgroups", &symbiosis.cgroups, &CGROUP_CONTROLLERS)
-        .into_iter()
-        .chain(check_swap(machine, symbiosis))
-        .collect();
+    let problems =
+        check_cgroups("tenants", "symbiosis.cgroups", &symbiosis.cgroups, &CGROUP_CONTROLLERS, &[])
+            .into_iter()
+            .chain(check_swap(machine, symbiosis))
+            .collect();
     let mut findings = problems_or_passed(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::passed(
@@ -67,30 +68,54 @@ fn check_access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     }
 }
 
-/// Checks that a directory contains cgroups with these controllers. `check` is the name of the check,
-/// and `field` the setting that contains the directory.
+/// File that the kernel must provide in cgroups.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequiredFile {
+    /// Name of the file.
+    pub name: &'static str,
+    /// Advice if the cgroup has no such file.
+    pub fix: &'static str,
+}
+
+/// Checks that a directory contains cgroups with these controllers, and that the kernel provides `files`.
+/// `check` is the name of the check, and `field` the setting that contains the directory. The files are not
+/// checked if the directory is not a cgroup or has no controller `memory`, because they are missing there with
+/// any kernel.
 pub(super) fn check_cgroups(
     check: &'static str,
     field: &str,
     folder: &Path,
     required: &[&'static str],
-) -> Option<Finding> {
-    let dir = folder.display();
-    let problem = |message, fix| Some(Finding::problem(check, message, fix));
-    let Ok(controllers) = Sysfs::at(folder).text("cgroup.subtree_control") else {
+    files: &[RequiredFile],
+) -> Vec<Finding> {
+    let (sysfs, dir) = (Sysfs::at(folder), folder.display());
+    let problem = |message, fix: String| Finding::problem(check, message, fix);
+    let names: Vec<&str> = files.iter().map(|file| file.name).collect();
+    let unchecked = match &*names {
+        [] => String::new(),
+        [name] => format!("; {name} was not checked"),
+        names => format!("; {} were not checked", names.join(" and ")),
+    };
+    let Ok(controllers) = sysfs.text("cgroup.subtree_control") else {
         let fix = format!("mkdir {dir}, which must be in a mounted cgroup2 file system");
-        return problem(format!("{field}: {dir} is not a directory of cgroup v2"), fix);
+        return vec![problem(format!("{field}: {dir} is not a directory of cgroup v2{unchecked}"), fix)];
     };
     let is_enabled = |name: &&&str| controllers.split_whitespace().any(|enabled| enabled == **name);
     let missing: Vec<&str> = required.iter().filter(|name| !is_enabled(name)).copied().collect();
-    if missing.is_empty() {
-        return None;
-    }
-    let fix = format!(
-        "echo '+{}' > {dir}/cgroup.subtree_control, and in every parent directory",
-        missing.join(" +")
-    );
-    problem(format!("{field}: cgroups in {dir} lack the controllers {}", missing.join(", ")), fix)
+    let has_memory = is_enabled(&&"memory");
+    let missing_controllers = (!missing.is_empty()).then(|| {
+        let fix = format!(
+            "echo '+{}' > {dir}/cgroup.subtree_control, and in every parent directory",
+            missing.join(" +")
+        );
+        let unchecked = if has_memory { "" } else { &unchecked };
+        let list = missing.join(", ");
+        problem(format!("{field}: cgroups in {dir} lack the controllers {list}{unchecked}"), fix)
+    });
+    let missing_files = files.iter().filter(|file| has_memory && !sysfs.has(file.name)).map(|file| {
+        problem(format!("{field}: the cgroup {dir} has no file {}", file.name), file.fix.to_owned())
+    });
+    missing_controllers.into_iter().chain(missing_files).collect()
 }
 
 fn check_swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {

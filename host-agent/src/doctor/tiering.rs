@@ -1,24 +1,29 @@
 //! Checks of the requirements of fair tiering: cgroups, the kernel's demotion, a monitor of page
 //! accesses, and nothing else that moves pages. The checks name the mechanisms that the agent uses.
 
-use super::{Finding, Machine, problems_or_passed, tenants::check_cgroups};
+use super::{
+    Finding, Machine, problems_or_passed,
+    tenants::{RequiredFile, check_cgroups},
+};
 use crate::{
     config::tiering::Tiering,
     host::{
         damon::Damon,
-        sysfs::Sysfs,
         tiers::{KernelMigration, Tiers},
     },
 };
 
+/// File of cgroups with which pages are demoted.
+const RECLAIM_FILE: RequiredFile =
+    RequiredFile { name: "memory.reclaim", fix: "boot Linux 5.19 or newer, which can demote pages" };
 /// Name of the checks.
 const CHECK: &str = "tiering";
 
 /// Runs all checks for fair tiering.
 pub(super) fn check_tiering(machine: &Machine, tiering: &Tiering) -> Vec<Finding> {
-    let problems = check_cgroups(CHECK, "tiering.cgroups", &tiering.cgroups, &["memory"])
+    let problems = check_cgroups(CHECK, "tiering.cgroups", &tiering.cgroups, &["memory"], &[RECLAIM_FILE])
         .into_iter()
-        .chain(check_demotion(machine, tiering))
+        .chain(check_demotion(machine))
         .chain(check_promotion(machine))
         .chain(check_kernel_migration(machine))
         .chain(check_swap(machine))
@@ -36,13 +41,8 @@ fn problem(message: String, fix: impl Into<String>) -> Finding {
     Finding::problem(CHECK, message, fix)
 }
 
-fn check_demotion(machine: &Machine, tiering: &Tiering) -> Vec<Finding> {
+fn check_demotion(machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let dir = tiering.cgroups.display();
-    if !Sysfs::at(&tiering.cgroups).has("memory.reclaim") {
-        let message = format!("pages cannot be demoted: the cgroup {dir} has no file memory.reclaim");
-        findings.push(problem(message, "boot Linux 5.19 or newer"));
-    }
     if !KernelMigration::read(&machine.sys, &machine.proc).demotes {
         let message =
             "pages cannot be demoted: the kernel reclaims pages instead of demoting them".to_owned();
@@ -98,7 +98,7 @@ fn check_nodes(machine: &Machine) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::sysfs::fake::FakeSysfs;
+    use crate::host::sysfs::{Sysfs, fake::FakeSysfs};
 
     /// Returns a machine without a problem, and its tenants.
     fn machine() -> (FakeSysfs, Tiering) {

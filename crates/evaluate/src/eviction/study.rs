@@ -6,6 +6,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -27,6 +28,8 @@ const GROWTH_MB_PER_S: [f64; 11] =
 const GROWTH_WORKING_SET_GB: f64 = 16.0;
 /// Parts of the bandwidth in figure 14.
 const BANDWIDTH_RATIOS: [f64; 4] = [1.0, 0.5, 0.25, 0.125];
+/// Interval between two updates of the progress bar.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Factors of the changed parameters.
 const SENSITIVITY_FACTORS: [f64; 2] = [0.8, 1.2];
 
@@ -282,10 +285,18 @@ fn growth(parameters: &Parameters) -> Vec<GrowthRow> {
     GROWTH_MB_PER_S.map(row).to_vec()
 }
 
+/// Returns a progress bar on standard error, which is visible from the start if this is a terminal.
+fn progress_bar(jobs: usize) -> ProgressBar {
+    let template = "{bar:40} {pos}/{len} simulations in {elapsed}, {eta} left";
+    let style = ProgressStyle::with_template(template).expect("the template is valid");
+    let bar = ProgressBar::new(jobs as u64).with_style(style);
+    bar.enable_steady_tick(PROGRESS_INTERVAL);
+    bar
+}
+
 /// Runs simulations on all processors, and returns their results in the same order.
 fn run_jobs(jobs: &[Job]) -> Vec<ClusterReport> {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} simulations, {eta} left");
-    let bar = ProgressBar::new(jobs.len() as u64).with_style(style.expect("the template is valid"));
+    let bar = progress_bar(jobs.len());
     let next = AtomicUsize::new(0);
     let reports = Mutex::new(vec![None; jobs.len()]);
     let take_next = || {
