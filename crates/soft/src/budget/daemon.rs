@@ -1,6 +1,8 @@
 //! State of the daemon: answers requests, demands pages from clients, and adapts the total to the memory of the
 //! host.
 
+mod client;
+
 use std::collections::BTreeMap;
 
 use units::{
@@ -11,6 +13,8 @@ use units::{
     },
 };
 
+use self::client::{Client, Pending};
+pub use self::client::{ClientReport, Counters};
 use super::{
     decision::{Decision, Demand, Settings, decide, decide_for_host},
     ledger::{Ledger, LedgerError},
@@ -18,6 +22,9 @@ use super::{
     sample::{ClientSample, Pid},
 };
 use crate::protocol::{ClientMessage, DaemonMessage, Refusal, VERSION};
+
+/// A client that gives up less than the demanded pages divided by this number is passed over.
+const PASS_OVER_DIVISOR: u64 = 2;
 
 /// Message for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,98 +45,6 @@ pub struct HostMemory {
     pub headroom: i64,
 }
 
-/// Counters of a client or of the daemon, since the start of the connection or of the daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Answered requests.
-    pub requests: u64,
-    /// Granted pages.
-    pub granted: u64,
-    /// Denied requests.
-    pub denied: u64,
-    /// Pages that were given up for a demand.
-    pub reclaimed: u64,
-    /// Demands that were not answered in time.
-    pub unanswered: u64,
-}
-
-/// State of a client for reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientReport {
-    /// Budget and memory.
-    pub sample: ClientSample,
-    /// Counters.
-    pub counters: Counters,
-    /// Whether the client did not answer the last demand in time, or has lost its connection.
-    pub is_silent: bool,
-}
-
-/// Demand that a client has not answered.
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    number: u64,
-    demand: Demand,
-    returned: u64,
-    deadline: Ns,
-    /// Whether the deadline has passed.
-    is_late: bool,
-}
-
-impl Pending {
-    /// Returns the pages that the client has not given up yet, if it can still answer in time.
-    fn missing_pages(&self) -> u64 {
-        if self.is_late { 0 } else { self.demand.pages().saturating_sub(self.returned) }
-    }
-
-    /// Returns the pages in use among [`missing_pages`](Self::missing_pages). Unused budget is given up first.
-    fn missing_used_pages(&self) -> u64 {
-        self.missing_pages().min(self.demand.used_pages)
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Client {
-    /// User of the process.
-    user: UserId,
-    /// Pages of the request that waits for an answer, or 0.
-    requested: u64,
-    pending: Option<Pending>,
-    /// Time and pages of the last denied request.
-    denied: Option<(Ns, u64)>,
-    /// Pages granted since the last measurement of the client's memory began.
-    granted_since_measurement: u64,
-    /// Soft memory in use according to the last measurement, without pages that were granted since it began.
-    measured_used: u64,
-    /// End of the time in which the client, which has lost its connection, can connect again.
-    detached_until: Option<Ns>,
-    counters: Counters,
-}
-
-impl Client {
-    fn new(user: UserId, measured_used: u64) -> Self {
-        Self {
-            user,
-            requested: 0,
-            pending: None,
-            denied: None,
-            granted_since_measurement: 0,
-            measured_used,
-            detached_until: None,
-            counters: Counters::default(),
-        }
-    }
-
-    /// Returns whether the client can receive a demand.
-    fn is_reachable(&self) -> bool {
-        self.pending.is_none() && self.detached_until.is_none()
-    }
-
-    /// Returns whether the client can still answer a demand in time.
-    fn is_awaited(&self) -> bool {
-        self.pending.is_some_and(|pending| !pending.is_late)
-    }
-}
-
 /// Request that is being fulfilled.
 #[derive(Clone, Copy, Debug)]
 struct Active {
@@ -147,8 +62,9 @@ struct Active {
 /// If the free pages do not suffice, a request waits until all demands are answered, but at most
 /// `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
 /// `units::limits::SOFT_DECISIONS_MAX` decisions. So a decision is based on the pages that clients still have. A
-/// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
-/// demands for other clients' requests.
+/// client that answers late, or gives up less than half of the demanded pages, is passed over for a time, in which it
+/// receives no demands for other clients' requests. A client that gives up more lets a request succeed within its
+/// decisions, and passing it over would deny the requests of others while it keeps its pages.
 ///
 /// After its start, the daemon only accepts clients of an earlier daemon for
 /// `units::limits::SOFT_RECONNECT_TIME`, so that their budgets are known before it grants pages.
@@ -428,7 +344,10 @@ impl Daemon {
     /// Returns the samples of the clients for which `is_included` is true.
     fn samples(&self, is_included: impl Fn(Pid, &Client) -> bool) -> Vec<ClientSample> {
         let samples = self.ledger.clients().zip(self.clients.values());
-        samples.filter(|(sample, client)| is_included(sample.pid, client)).map(|(sample, _)| *sample).collect()
+        samples
+            .filter(|(sample, client)| is_included(sample.pid, client))
+            .map(|(sample, _)| *sample)
+            .collect()
     }
 
     fn send(&mut self, pid: Pid, message: DaemonMessage) {
@@ -462,8 +381,8 @@ impl Daemon {
         let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
         let pending = client.pending.take_if(|pending| pending.number == number);
         let pending = pending.ok_or(Refusal::InvalidMessage)?;
-        let is_reliable = pending.returned >= pending.demand.pages() && !pending.is_late;
-        if is_reliable {
+        let is_useful = pending.returned >= pending.demand.pages() / PASS_OVER_DIVISOR && !pending.is_late;
+        if is_useful {
             self.passed_over.remove(&pid);
         } else {
             self.pass_over(pid, now);

@@ -350,6 +350,61 @@ fn new_connection_does_not_end_the_time_of_a_client_without_demands() {
 }
 
 #[test]
+fn client_that_gives_up_half_of_the_demanded_pages_is_not_passed_over() {
+    let mut daemon = daemon(100, &[(1, 100, 500), (2, 0, 0)]);
+    daemon.receive(Pid(2), request(41), START).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, demand(1, 41))]);
+    answer(&mut daemon, 1, 1, 20, 80, START);
+    assert_eq!(outgoing(&mut daemon), [(1, demand(2, 21))]);
+    answer(&mut daemon, 1, 2, 9, 71, START);
+    assert_eq!(outgoing(&mut daemon), [(2, granted(0))], "it gave up less than half");
+}
+
+/// Two clients that request more pages all the time, in turns. The first one has much more at the beginning, and gives
+/// up slightly less than is demanded.
+fn contend(client_pages_min: u64) -> (u64, u64) {
+    let settings = Settings { client_pages_min, ..Settings::default() };
+    let mut daemon = Daemon::new(settings, 1000, Ns::ZERO);
+    for (pid, budget) in [(1, 1000), (2, 0)] {
+        daemon.connect(Pid(pid), USER, hello(budget), budget + 100).unwrap();
+    }
+    daemon.take_outgoing();
+    let mut now = START;
+    for round in 0..400 {
+        now = now.after(Ns::ms(60));
+        let requester = Pid(1 + round % 2);
+        let held = daemon.ledger().budget(requester);
+        daemon.receive(requester, ClientMessage::Request { pages: 16, held }, now).unwrap();
+        loop {
+            let messages = daemon.take_outgoing();
+            if messages.is_empty() {
+                break;
+            }
+            for Outgoing { pid, message } in messages {
+                if let DaemonMessage::Demand { demand, pages } = message {
+                    let given = pages - pages.div_ceil(10);
+                    let held = daemon.ledger().budget(pid) - given;
+                    answer(&mut daemon, pid.0, demand, given, held, now);
+                }
+            }
+        }
+        daemon.begin_measurement();
+        for pid in [1, 2].map(Pid) {
+            let budget = daemon.ledger().budget(pid);
+            daemon.report_footprint(pid, budget + 100);
+        }
+    }
+    (daemon.ledger().budget(Pid(1)), daemon.ledger().budget(Pid(2)))
+}
+
+#[test]
+fn client_keeps_its_minimum_while_another_requests_all_pages() {
+    let (first, second) = contend(400);
+    assert!(first >= 400 && second >= 400, "{first} and {second}");
+    assert!(contend(0).1 < 400, "only the minimum keeps the pages of the second client");
+}
+
+#[test]
 fn messages_of_a_lost_connection_are_ignored() {
     let mut daemon = daemon(100, &[(1, 60, 0), (2, 0, 0)]);
     daemon.receive(Pid(2), ClientMessage::Answered { demand: 7, held: 0 }, START).unwrap_err();
@@ -731,16 +786,34 @@ struct LyingWorld {
 
 #[derive(Clone, Debug)]
 enum Lie {
-    Request { client: usize, pages: u64, held: u64 },
-    Claim { client: usize, held: u64 },
-    Touch { client: usize, percent: u64 },
+    Request {
+        client: usize,
+        pages: u64,
+        held: u64,
+    },
+    Claim {
+        client: usize,
+        held: u64,
+    },
+    Touch {
+        client: usize,
+        percent: u64,
+    },
     /// Gives back pages. The client uses at most the rest of its budget then.
-    Return { client: usize, pages: u64 },
+    Return {
+        client: usize,
+        pages: u64,
+    },
     /// Answers a demand with this part of the pages.
-    Answer { client: usize, percent: u64 },
+    Answer {
+        client: usize,
+        percent: u64,
+    },
     Measure,
     Adapt,
-    Wait { ms: u64 },
+    Wait {
+        ms: u64,
+    },
 }
 
 fn lies(are_pages_returned: bool) -> impl Strategy<Value = Vec<Lie>> {
@@ -787,10 +860,14 @@ impl LyingWorld {
         match *lie {
             Lie::Request { client, pages, held } => {
                 // A second request before the answer is refused.
-                self.daemon.receive(self.clients[client].pid, ClientMessage::Request { pages, held }, self.now).ok();
+                self.daemon
+                    .receive(self.clients[client].pid, ClientMessage::Request { pages, held }, self.now)
+                    .ok();
             }
             Lie::Claim { client, held } => {
-                self.daemon.receive(self.clients[client].pid, ClientMessage::Usage { held }, self.now).unwrap();
+                self.daemon
+                    .receive(self.clients[client].pid, ClientMessage::Usage { held }, self.now)
+                    .unwrap();
             }
             Lie::Touch { client, percent } => {
                 let client = &mut self.clients[client];
@@ -806,7 +883,9 @@ impl LyingWorld {
             }
             Lie::Measure => {
                 self.daemon.begin_measurement();
-                self.clients.iter().for_each(|client| self.daemon.report_footprint(client.pid, client.touched));
+                self.clients
+                    .iter()
+                    .for_each(|client| self.daemon.report_footprint(client.pid, client.touched));
                 self.adapt();
             }
             Lie::Adapt => self.adapt(),
