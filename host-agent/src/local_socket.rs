@@ -3,8 +3,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
-    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+    io,
+    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,12 +16,10 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
-use units::UserId;
+use units::{UserId, limits::ACCEPT_BACKLOG};
 
 use crate::readiness;
 
-/// Maximum number of connections that the kernel queues until they are accepted.
-const LISTEN_BACKLOG: u32 = 128;
 /// Minimum interval between warnings about dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -37,24 +35,30 @@ impl LocalListener {
     /// # Errors
     /// [`SocketError`]. The path is then unchanged, unless setting the mode failed.
     pub fn listen(socket: SocketPath<'_>) -> Result<Self, SocketError> {
-        let listener = socket.listen(SocketType::SEQPACKET, LISTEN_BACKLOG)?;
+        let listener = socket.listen(SocketType::SEQPACKET, ACCEPT_BACKLOG)?;
         // Every user may connect; each request is checked by the user id of the caller.
-        fs::set_permissions(socket.path, fs::Permissions::from_mode(0o666))
-            .map_err(socket.io_error("set the mode of"))?;
+        socket.set_mode(0o666)?;
         let listener = readiness::watch(listener).map_err(socket.io_error("listen on"))?;
         Ok(Self { listener })
     }
 
     /// Accepts connections, whose sockets do not block, until the future is dropped. `start` begins to serve a
     /// connection, or fails if the connection must be dropped. `name` describes the socket in warnings about dropped
-    /// connections.
+    /// connections. Dropped connections cost no turn of the other tasks, so that a user who opens many does not fill
+    /// the queue of the kernel.
     pub async fn accept_all(self, name: &str, mut start: impl FnMut(OwnedFd) -> io::Result<()>) {
         let mut warnings = DropWarnings::default();
         loop {
-            let accepted = self.listener.async_io(Interest::READABLE, accept).await;
-            if let Err(error) = accepted.and_then(&mut start) {
-                warnings.warn(name, &error);
-                tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
+            match self.listener.async_io(Interest::READABLE, accept).await {
+                Ok(socket) => {
+                    if let Err(error) = start(socket) {
+                        warnings.warn(name, &error);
+                    }
+                }
+                Err(error) => {
+                    warnings.warn(name, &error);
+                    tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
+                }
             }
         }
     }
@@ -141,7 +145,7 @@ impl DropWarnings {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
+    use std::{fs, os::unix::fs::MetadataExt as _};
 
     use super::*;
 

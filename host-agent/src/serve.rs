@@ -23,7 +23,7 @@ use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 use units::{InstanceId, Name, Ns};
 
@@ -217,19 +217,24 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
     let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
-    tokio::spawn(host_memory.serve(handle.clone()));
-    drop(soft_memory.map(|server| tokio::spawn(server.serve())));
-    tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
-    if let Some(inputs) = sampling {
-        tokio::spawn(sampling::sample_periodically(inputs));
+    let mut tasks = JoinSet::new();
+    if let Some(server) = soft_memory {
+        tasks.spawn(server.serve());
     }
-    tokio::spawn(session::run_sessions(identity, reports, shares, session_events));
-    tokio::spawn(watchdog(handle));
+    tasks.spawn(host_memory.serve(handle.clone()));
+    tasks.spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
+    if let Some(inputs) = sampling {
+        tasks.spawn(sampling::sample_periodically(inputs));
+    }
+    tasks.spawn(session::run_sessions(identity, reports, shares, session_events));
+    tasks.spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
 
     let result = wait_for_stop_signal(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
+    // Closes the sockets. Threads that the tasks have started end, too.
+    tasks.shutdown().await;
     drop((sharing, tiering, eviction));
     tracing::info!("host-agent stopped, guests keep running");
     result
@@ -298,6 +303,13 @@ fn listen_for_soft_memory(
     reports: Arc<ReportSlot<soft_memory_report::Report>>,
 ) -> Result<Option<SoftMemoryServer>, ServeError> {
     let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
+    if settings.reservation.is_some() && !matches!(config.backend, Backend::MemoryBlock { .. }) {
+        let backend = config.backend.name();
+        tracing::warn!(
+            backend,
+            "soft_memory.reservation adds no memory: its slices are not memory of this host"
+        );
+    }
     let slices = settings
         .reservation
         .clone()
@@ -530,14 +542,19 @@ mod tests {
             let error = error(runtime_dir, "");
             assert!(error.contains(field) && error.contains("is on a file system of type"), "{error}");
         }
-        let missing = error("run", "socket = \"missing/agent.sock\"");
         let path = dir.path().join("missing");
-        let rule = format!(
-            "agent.socket = {}/agent.sock: the folder {} does not exist: ",
-            path.display(),
-            path.display()
-        );
-        assert!(missing.contains(&rule), "{missing}");
+        let soft_memory = "[soft_memory]\nsize_mib = 1\nsocket = \"missing/agent.sock\"";
+        for (field, lines) in
+            [("agent.socket", "socket = \"missing/agent.sock\""), ("soft_memory.socket", soft_memory)]
+        {
+            let missing = error("run", lines);
+            let rule = format!(
+                "{field} = {}/agent.sock: the folder {} does not exist: ",
+                path.display(),
+                path.display()
+            );
+            assert!(missing.contains(&rule), "{missing}");
+        }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "a folder was created");
     }
 
@@ -550,12 +567,17 @@ mod tests {
         let folder = dir.path().join("sockets");
         fs::create_dir(&folder).unwrap();
         std::os::unix::fs::chown(&folder, Some(65534), None).unwrap();
-        let host_toml = write_config(dir.path(), "run", "socket = \"sockets/agent.sock\"");
-        let config = Config::load(&host_toml).unwrap();
-        for error in [check_error(&host_toml), config.check_socket_owner(&host_toml).unwrap_err().to_string()]
+        let soft_memory = "[soft_memory]\nsize_mib = 1\nsocket = \"sockets/soft.sock\"";
+        for (field, lines) in
+            [("agent.socket", "socket = \"sockets/agent.sock\""), ("soft_memory.socket", soft_memory)]
         {
-            let rule = "belongs to user 65534: must belong to root or to the user of the service (0)";
-            assert!(error.contains("agent.socket = ") && error.contains(rule), "{error}");
+            let host_toml = write_config(dir.path(), "run", lines);
+            let config = Config::load(&host_toml).unwrap();
+            let serve_error = config.check_socket_owner(&host_toml).unwrap_err().to_string();
+            for error in [check_error(&host_toml), serve_error] {
+                let rule = "belongs to user 65534: must belong to root or to the user of the service (0)";
+                assert!(error.contains(&format!("{field} = ")) && error.contains(rule), "{error}");
+            }
         }
     }
 

@@ -40,7 +40,7 @@ use units::{
 
 use self::{
     connection::{ConnectionNumber, Event, Peer, Shared},
-    pressure::{PAGE_BYTES, Rules, Sample},
+    pressure::{PAGE_BYTES, Rules, Sample, parse_meminfo},
 };
 use crate::{
     config::soft_memory::SoftMemory as Config,
@@ -80,6 +80,17 @@ pub struct Inputs {
     pub metrics: Arc<Metrics>,
 }
 
+impl Inputs {
+    /// Warns if the reserve leaves no memory for soft memory.
+    fn warn_of_reserve(&self) {
+        let meminfo = self.proc.text("meminfo").unwrap_or_default();
+        let reserve = self.config.reserve;
+        if let Some(memory) = parse_meminfo(&meminfo, "MemTotal").filter(|memory| reserve >= *memory) {
+            tracing::warn!(%reserve, %memory, "soft_memory.reserve_mib is all memory of this host: no soft memory");
+        }
+    }
+}
+
 /// Listening socket of the daemon.
 #[derive(Debug)]
 pub struct SoftMemoryServer {
@@ -99,6 +110,7 @@ impl SoftMemoryServer {
     /// Serves clients until the task is aborted.
     pub async fn serve(self) {
         let Self { listener, inputs } = self;
+        inputs.warn_of_reserve();
         let (sender, events) = mpsc::channel(SOFT_MESSAGES_QUEUED_MAX);
         let permits = ConnectionPermits::new(
             inputs.allowed_uids.clone(),
@@ -177,6 +189,9 @@ impl State {
         let now = self.now();
         match event {
             Event::Connected(peer, hello, footprint) => self.connect(peer, hello, footprint),
+            Event::Invalid(pid, number) if self.is_current(pid, number) => {
+                self.refuse(pid, Refusal::InvalidMessage);
+            }
             Event::Message(pid, number, message) if self.is_current(pid, number) => {
                 if let Err(reason) = self.daemon.receive(Pid(pid), message, now) {
                     self.refuse(pid, reason);
@@ -184,12 +199,16 @@ impl State {
             }
             Event::Lost(pid, number) if self.is_current(pid, number) => {
                 self.daemon.connection_lost(Pid(pid), now);
+                // An empty message also counts as the end of the connection.
+                if let Some(peer) = self.peers.get(&Pid(pid)) {
+                    close(peer);
+                }
             }
             Event::Ended(pid, number) if self.is_current(pid, number) => {
                 self.daemon.disconnect(Pid(pid), now);
                 self.peers.remove(&Pid(pid));
             }
-            Event::Message(..) | Event::Lost(..) | Event::Ended(..) => {}
+            Event::Message(..) | Event::Invalid(..) | Event::Lost(..) | Event::Ended(..) => {}
         }
     }
 
@@ -199,6 +218,11 @@ impl State {
     }
 
     fn connect(&mut self, peer: Peer, hello: ClientMessage, footprint: u64) {
+        // The end of the earlier connection of a process may be received after its next first message.
+        if self.peers.get(&Pid(peer.pid)).is_some_and(Peer::is_closed) {
+            let now = self.now();
+            self.daemon.connection_lost(Pid(peer.pid), now);
+        }
         match self.daemon.connect(Pid(peer.pid), peer.user, hello, footprint) {
             Ok(()) => {
                 tracing::debug!(pid = peer.pid, program = peer.program, uid = %peer.user, "client of soft memory");
@@ -296,6 +320,7 @@ impl State {
         // Clients without a connection that did not connect again have no budget any more.
         let ledger = self.daemon.ledger();
         self.peers.retain(|pid, _| ledger.contains(*pid));
+        self.adapt();
     }
 
     fn report(&self) {
@@ -324,6 +349,13 @@ impl State {
     }
 }
 
+impl Drop for State {
+    /// Ends all connections, so that clients do not wait for answers.
+    fn drop(&mut self) {
+        self.peers.values().for_each(close);
+    }
+}
+
 /// Ends a connection. Its task notices it.
 fn close(peer: &Peer) {
     rustix::net::shutdown(peer.socket.as_fd(), rustix::net::Shutdown::Both).ok();
@@ -334,3 +366,6 @@ fn interval(every: Ns) -> tokio::time::Interval {
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
 }
+
+#[cfg(test)]
+mod tests;

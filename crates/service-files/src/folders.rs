@@ -11,6 +11,12 @@ use rustix::{
     io::Errno,
 };
 
+/// Mode bits of all permissions, in the mode of a file.
+const MODE_MASK: u32 = 0o7777;
+/// Permission of group and others to create, rename and remove files of a folder.
+const NON_OWNER_WRITE_MODE: u32 = 0o022;
+/// In a folder with this bit, only the owner of a file can rename and remove it.
+const STICKY_MODE: u32 = 0o1000;
 /// Types of file systems that contain interfaces of the kernel, by magic number (statfs(2)).
 /// Services cannot create files on them.
 const KERNEL_FILE_SYSTEMS: [(FsWord, &str); 12] = [
@@ -76,25 +82,32 @@ fn is_absent(errno: &io::Error) -> bool {
     matches!(errno.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Checks that the folder of a socket belongs to root or to the user of the service, which has the
-/// ID `uid`. A missing folder is no error.
+/// Checks that no unprivileged user other than that of the service, which has the ID `uid`, can replace a socket in
+/// its folder: the folder belongs to root or to the user of the service, and group and others cannot write to it, or
+/// it has the sticky bit. A missing folder is no error.
 ///
 /// # Errors
 /// The violated rule.
 pub fn check_socket_folder_owner(folder: &Path, uid: u32) -> Result<(), String> {
-    let owner = match fs::metadata(folder) {
+    let (owner, mode) = match fs::metadata(folder) {
         Err(errno) if is_absent(&errno) => return Ok(()),
         Err(errno) => return Err(format!("cannot inspect {}: {errno}", folder.display())),
-        Ok(metadata) => metadata.uid(),
+        Ok(metadata) => (metadata.uid(), metadata.mode() & MODE_MASK),
     };
-    if [0, uid].contains(&owner) {
-        return Ok(());
+    let folder = folder.display();
+    if ![0, uid].contains(&owner) {
+        return Err(format!(
+            "the folder {folder} belongs to user {owner}: must belong to root or to the user of the service ({uid}), \
+             because its owner can replace the socket"
+        ));
     }
-    Err(format!(
-        "the folder {} belongs to user {owner}: must belong to root or to the user of the service ({uid}), because \
-         its owner can replace the socket",
-        folder.display()
-    ))
+    if mode & NON_OWNER_WRITE_MODE != 0 && mode & STICKY_MODE == 0 {
+        return Err(format!(
+            "the folder {folder} has mode {mode:04o}: group and others must not write to it without the sticky bit, \
+             because they can replace the socket; run `chmod go-w {folder}`"
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -151,6 +164,26 @@ mod tests {
         let rule = check_usable(&folder.path().join("a"), true).unwrap_err();
         assert!(rule.starts_with(&format!("cannot use the folder {}: ", folder.path().display())), "{rule}");
         check_usable(folder.path(), false).unwrap();
+    }
+
+    #[test]
+    fn socket_folder_that_others_can_write_is_rejected_without_sticky_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let check = |mode| {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+            check_socket_folder_owner(folder.path(), own)
+        };
+        for mode in [0o700, 0o755, 0o1777, 0o1775] {
+            check(mode).unwrap();
+        }
+        for mode in [0o777, 0o775, 0o702] {
+            let rule = check(mode).unwrap_err();
+            assert!(
+                rule.contains(&format!("has mode {mode:04o}: group and others must not write")),
+                "{rule}"
+            );
+        }
     }
 
     #[test]

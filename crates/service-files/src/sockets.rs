@@ -3,12 +3,15 @@
 
 use std::{
     fs, io,
-    os::{fd::OwnedFd, unix::fs::FileTypeExt as _},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{Mode, fchmod},
+    fs::{FileType, Mode, OFlags, fchmod, fstat, open as open_file},
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen as listen_on,
@@ -80,6 +83,28 @@ impl SocketPath<'_> {
             Ok(socket)
         };
         open().map_err(|errno: Errno| self.io_error("listen on")(errno.into()))
+    }
+
+    /// Sets the mode of the socket, which belongs to the user of this process. Does not follow a link, and does not
+    /// change another kind of file or a file of another user in place of the socket.
+    ///
+    /// # Errors
+    /// [`SocketError::NotASocket`] or [`SocketError::Io`].
+    pub fn set_mode(self, mode: u32) -> Result<(), SocketError> {
+        let failed = |errno: Errno| self.io_error("set the mode of")(errno.into());
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = open_file(self.path, flags, Mode::empty()).map_err(failed)?;
+        let found = fstat(&file).map_err(failed)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+            return Err(SocketError::NotASocket { field: self.field, path: self.path.to_owned() });
+        }
+        if found.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(failed(Errno::PERM));
+        }
+        // fchmod(2) rejects descriptors of this kind. The path of a descriptor always leads to its file.
+        let same_file = format!("/proc/self/fd/{}", file.as_raw_fd());
+        fs::set_permissions(same_file, fs::Permissions::from_mode(mode))
+            .map_err(self.io_error("set the mode of"))
     }
 
     /// Returns whether the socket exists, also if no process serves it.
@@ -157,6 +182,26 @@ mod tests {
             assert!(error.to_string().contains("another process serves the socket"), "{error:?}");
             assert!(path.exists());
         }
+    }
+
+    #[test]
+    fn mode_of_a_socket_is_set_but_not_that_of_other_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mode = |name: &str| fs::metadata(path(name)).unwrap().mode() & 0o777;
+        let set = |name: &str| SocketPath { field: "agent.socket", path: &path(name) }.set_mode(0o666);
+        let _listener = listen_on(&path("socket")).unwrap();
+        fs::write(path("file"), "data").unwrap();
+        fs::set_permissions(path("file"), fs::Permissions::from_mode(0o600)).unwrap();
+        symlink("file", path("link")).unwrap();
+        symlink("socket", path("link-to-socket")).unwrap();
+        for name in ["file", "link", "link-to-socket"] {
+            assert!(matches!(set(name), Err(SocketError::NotASocket { .. })), "{name}");
+        }
+        assert_eq!((mode("file"), mode("socket")), (0o600, 0o600));
+        assert!(matches!(set("missing"), Err(SocketError::Io { .. })));
+        set("socket").unwrap();
+        assert_eq!(mode("socket"), 0o666);
     }
 
     #[test]

@@ -64,6 +64,14 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<SoftMemory>
         field.to_integer(0..=u64::from(SOFT_OVER_RECLAIM_PERCENT_MAX))
     });
     let client = section.take_optional("client_mib_max", mib);
+    let kept = section.take_optional("client_mib_min", |field| {
+        let mib = field.to_integer(0..=LOCAL_MEMORY_MIB_PER_HOST_MAX)?;
+        let bounds = [("size_mib", size), ("client_mib_max", client.flatten())];
+        match bounds.into_iter().find(|(_, bound)| bound.is_some_and(|bound| mib > bound)) {
+            Some((key, bound)) => Err(format!("must be at most {key} = {}", bound.unwrap_or_default())),
+            None => Ok(mib),
+        }
+    });
     section.reject_unknown_keys();
     let defaults = Settings::default();
     let settings = Settings {
@@ -71,6 +79,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<SoftMemory>
         over_reclaim_percent: percent?
             .map_or(Some(defaults.over_reclaim_percent), |percent| u32::try_from(percent).ok())?,
         client_pages_max: client?.map_or(defaults.client_pages_max, |mib| mib * PAGES_PER_MIB),
+        client_pages_min: kept?.map_or(defaults.client_pages_min, |mib| mib * PAGES_PER_MIB),
     };
     Some(SoftMemory {
         socket: socket?,
@@ -107,7 +116,12 @@ mod tests {
             reserve: Bytes::mib(512),
             stalled_percent: 10,
             reservation: None,
-            settings: Settings { targets_max: 4, over_reclaim_percent: 25, client_pages_max: 1 << 40 },
+            settings: Settings {
+                targets_max: 4,
+                over_reclaim_percent: 25,
+                client_pages_max: 1 << 40,
+                client_pages_min: 0,
+            },
         };
         assert_eq!(soft_memory, expected);
     }
@@ -116,7 +130,8 @@ mod tests {
     fn all_keys_are_read() {
         let soft_memory = parse(
             "socket = \"soft.sock\"\nallowed_uids = [7]\nsize_mib = 100\nreserve_mib = 64\nstalled_percent = 20\n\
-             reservation = \"soft\"\ntargets_max = 2\nover_reclaim_percent = 0\nclient_mib_max = 3\n",
+             reservation = \"soft\"\ntargets_max = 2\nover_reclaim_percent = 0\nclient_mib_max = 3\n\
+             client_mib_min = 2\n",
         );
         let expected = SoftMemory {
             socket: Some("/etc/tarn/soft.sock".into()),
@@ -125,7 +140,12 @@ mod tests {
             reserve: Bytes::mib(64),
             stalled_percent: 20,
             reservation: Some(Name::new("soft").unwrap()),
-            settings: Settings { targets_max: 2, over_reclaim_percent: 0, client_pages_max: 768 },
+            settings: Settings {
+                targets_max: 2,
+                over_reclaim_percent: 0,
+                client_pages_max: 768,
+                client_pages_min: 512,
+            },
         };
         assert_eq!(soft_memory.unwrap(), expected);
     }
@@ -142,6 +162,11 @@ mod tests {
             ),
             ("size_mib = 1\nallowed_uids = []", "soft_memory.allowed_uids = []: must not be empty"),
             ("size_mib = 1\nsize = 1", "size"),
+            ("size_mib = 5\nclient_mib_min = 6", "client_mib_min = 6: must be at most size_mib = 5"),
+            (
+                "size_mib = 5\nclient_mib_max = 3\nclient_mib_min = 4",
+                "client_mib_min = 4: must be at most client_mib_max = 3",
+            ),
         ];
         for (keys, message) in cases {
             let error = parse(keys).unwrap_err();

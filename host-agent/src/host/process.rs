@@ -199,11 +199,15 @@ fn read_start_time(pid: u32) -> Result<Option<u64>, ProcessError> {
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
 }
 
-/// Returns the contents of a file of a process in /proc, or `None` if the process has ended.
+/// Returns the contents of a file of a process in /proc, or `None` if the process has ended. Invalid UTF-8, which the
+/// name of a process can contain, is replaced.
 fn read_if_running(path: &Path) -> Result<Option<String>, ProcessError> {
-    match fs::read_to_string(path) {
+    match fs::read(path) {
         Err(errno) if is_gone(&errno) => Ok(None),
-        read => read.map(Some).map_err(io_error("read", path)),
+        read => {
+            let text = read.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+            text.map(Some).map_err(io_error("read", path))
+        }
     }
 }
 
@@ -580,6 +584,22 @@ mod tests {
         let pid = child.id();
         end(child);
         assert!(matches!(identify_peer(pid, UserId::ROOT), Err(ProcessError::Gone { .. })));
+    }
+
+    #[test]
+    fn process_whose_name_is_not_utf8_is_identified() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join(std::ffi::OsStr::from_bytes(b"a) \xff\xd0"));
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let child = Command::new(&program).arg("600").spawn().unwrap();
+        let comm = fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        assert_eq!(comm, b"a) \xff\xd0\n", "the name is set before the process starts");
+        let user = UserId::new(rustix::process::geteuid().as_raw()).unwrap();
+        let process = identify_peer(child.id(), user).unwrap();
+        assert!(ProcessHandle::open(&process).unwrap().is_some());
+        crate::host::process_memory::used_memory(child.id()).unwrap();
+        end(child);
     }
 
     #[test]

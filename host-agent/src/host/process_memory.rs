@@ -15,7 +15,8 @@ const COUNTED: [&str; 4] = ["RssAnon:", "RssShmem:", "HugetlbPages:", "VmSwap:"]
 /// # Errors
 /// The process has ended, or a line is missing.
 pub(crate) fn used_memory(pid: u32) -> io::Result<Bytes> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/status"))?)
+    // The name of the process may be invalid UTF-8.
+    parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/status"))?))
 }
 
 fn parse(status: &str) -> io::Result<Bytes> {

@@ -7,7 +7,10 @@ use std::{
 };
 
 use host_memory::datagram;
-use rustix::net::{SendFlags, send};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{SendFlags, send},
+};
 use service_files::log_limit::RejectionLog;
 use soft::protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES, Refusal};
 use tokio::{
@@ -48,6 +51,13 @@ impl Peer {
     pub fn send(&self, message: DaemonMessage) -> bool {
         send_to(&self.socket, message)
     }
+
+    /// Returns whether one side has closed the connection. Messages may still be received.
+    pub fn is_closed(&self) -> bool {
+        let mut sockets = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
+        poll(&mut sockets, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+            && sockets[0].revents().contains(PollFlags::HUP)
+    }
 }
 
 fn send_to(socket: &AsyncFd<OwnedFd>, message: DaemonMessage) -> bool {
@@ -61,7 +71,9 @@ pub enum Event {
     Connected(Peer, ClientMessage, u64),
     /// A client sent a message.
     Message(u32, ConnectionNumber, ClientMessage),
-    /// The connection is lost, or the client sent an invalid message.
+    /// A client sent an invalid message.
+    Invalid(u32, ConnectionNumber),
+    /// The connection is lost.
     Lost(u32, ConnectionNumber),
     /// The process of the client has ended.
     Ended(u32, ConnectionNumber),
@@ -127,7 +139,7 @@ impl Connection {
         let Self { peer, process, events, _permit } = self;
         let (pid, number, socket) = (peer.pid, peer.number, Arc::clone(&peer.socket));
         let hello = tokio::time::timeout(SOFT_HELLO_TIMEOUT.as_duration(), receive(&socket)).await;
-        let Ok(Some(hello)) = hello else {
+        let Ok(Received::Message(hello)) = hello else {
             peer.send(DaemonMessage::Refused(Refusal::InvalidMessage));
             return;
         };
@@ -142,8 +154,9 @@ impl Connection {
                 _ = process.readable() => break,
             };
             let event = match received {
-                Some(message) => Event::Message(pid, number, message),
-                None => Event::Lost(pid, number),
+                Received::Message(message) => Event::Message(pid, number, message),
+                Received::Invalid => Event::Invalid(pid, number),
+                Received::End => Event::Lost(pid, number),
             };
             let is_lost = matches!(event, Event::Lost(..));
             if events.send(event).await.is_err() {
@@ -161,10 +174,23 @@ impl Connection {
     }
 }
 
-/// Receives a message. Returns `None` at the end of the connection, or for an invalid message.
-async fn receive(socket: &AsyncFd<OwnedFd>) -> Option<ClientMessage> {
+/// Result of the wait for a message.
+enum Received {
+    Message(ClientMessage),
+    /// The message is invalid.
+    Invalid,
+    /// The connection has ended.
+    End,
+}
+
+async fn receive(socket: &AsyncFd<OwnedFd>) -> Received {
     let mut buffer = [0; MESSAGE_BYTES];
     let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
-    let bytes = socket.async_io(Interest::READABLE, receive).await.ok()??;
-    ClientMessage::decode(&buffer[..bytes]).ok()
+    match socket.async_io(Interest::READABLE, receive).await {
+        Ok(Some(0)) | Err(_) => Received::End,
+        Ok(Some(bytes)) => {
+            ClientMessage::decode(&buffer[..bytes]).map_or(Received::Invalid, Received::Message)
+        }
+        Ok(None) => Received::Invalid, // longer than a message
+    }
 }

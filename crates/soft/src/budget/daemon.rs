@@ -1,16 +1,20 @@
 //! State of the daemon: answers requests, demands pages from clients, and adapts the total to the memory of the
 //! host.
 
+mod client;
+
 use std::collections::BTreeMap;
 
 use units::{
     Ns, UserId,
     limits::{
-        SOFT_ANSWER_TIMEOUT, SOFT_DECISIONS_MAX, SOFT_DENIAL_INTERVAL, SOFT_PASS_OVER_TIME,
+        SOFT_ANSWER_TIMEOUT, SOFT_CLIENTS_MAX, SOFT_DECISIONS_MAX, SOFT_DENIAL_INTERVAL, SOFT_PASS_OVER_TIME,
         SOFT_RECONNECT_TIME,
     },
 };
 
+use self::client::{Client, Pending};
+pub use self::client::{ClientReport, Counters};
 use super::{
     decision::{Decision, Demand, Settings, decide, decide_for_host},
     ledger::{Ledger, LedgerError},
@@ -18,6 +22,9 @@ use super::{
     sample::{ClientSample, Pid},
 };
 use crate::protocol::{ClientMessage, DaemonMessage, Refusal, VERSION};
+
+/// A client that gives up less than the demanded pages divided by this number is passed over.
+const PASS_OVER_DIVISOR: u64 = 2;
 
 /// Message for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,104 +45,6 @@ pub struct HostMemory {
     pub headroom: i64,
 }
 
-/// Counters of a client or of the daemon, since the start of the connection or of the daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Answered requests.
-    pub requests: u64,
-    /// Granted pages.
-    pub granted: u64,
-    /// Denied requests.
-    pub denied: u64,
-    /// Pages that were given up for a demand.
-    pub reclaimed: u64,
-    /// Demands that were not answered in time.
-    pub unanswered: u64,
-}
-
-/// State of a client for reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientReport {
-    /// Budget and memory.
-    pub sample: ClientSample,
-    /// Counters.
-    pub counters: Counters,
-    /// Whether the client did not answer the last demand in time, or has lost its connection.
-    pub is_silent: bool,
-}
-
-/// Demand that a client has not answered.
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    number: u64,
-    demand: Demand,
-    returned: u64,
-    deadline: Ns,
-    /// Whether the deadline has passed.
-    is_late: bool,
-}
-
-impl Pending {
-    /// Returns the pages that the client has not given up yet, if it can still answer in time.
-    fn missing_pages(&self) -> u64 {
-        if self.is_late { 0 } else { self.demand.pages().saturating_sub(self.returned) }
-    }
-
-    /// Returns the pages in use among [`missing_pages`](Self::missing_pages). Unused budget is given up first.
-    fn missing_used_pages(&self) -> u64 {
-        self.missing_pages().min(self.demand.used_pages)
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Client {
-    /// User of the process.
-    user: UserId,
-    /// Pages of the request that waits for an answer, or 0.
-    requested: u64,
-    pending: Option<Pending>,
-    /// Time and pages of the last denied request.
-    denied: Option<(Ns, u64)>,
-    /// Pages granted since the last measurement of the client's memory began.
-    granted_since_measurement: u64,
-    /// End of the time in which the client, which has lost its connection, can connect again.
-    detached_until: Option<Ns>,
-    /// The client gave less than was demanded, and receives no demands until then, unless the host needs memory and no
-    /// other client can receive a demand.
-    passed_over_until: Option<Ns>,
-    counters: Counters,
-}
-
-impl Client {
-    fn new(user: UserId) -> Self {
-        Self {
-            user,
-            requested: 0,
-            pending: None,
-            denied: None,
-            granted_since_measurement: 0,
-            detached_until: None,
-            passed_over_until: None,
-            counters: Counters::default(),
-        }
-    }
-
-    /// Returns whether the client can receive a demand.
-    fn is_reachable(&self) -> bool {
-        self.pending.is_none() && self.detached_until.is_none()
-    }
-
-    /// Returns whether the client can receive a demand, and is not passed over.
-    fn is_available(&self, now: Ns) -> bool {
-        self.is_reachable() && self.passed_over_until.is_none_or(|until| until <= now)
-    }
-
-    /// Returns whether the client can still answer a demand in time.
-    fn is_awaited(&self) -> bool {
-        self.pending.is_some_and(|pending| !pending.is_late)
-    }
-}
-
 /// Request that is being fulfilled.
 #[derive(Clone, Copy, Debug)]
 struct Active {
@@ -153,8 +62,9 @@ struct Active {
 /// If the free pages do not suffice, a request waits until all demands are answered, but at most
 /// `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
 /// `units::limits::SOFT_DECISIONS_MAX` decisions. So a decision is based on the pages that clients still have. A
-/// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
-/// demands for other clients' requests.
+/// client that answers late, or gives up less than half of the demanded pages, is passed over for a time, in which it
+/// receives no demands for other clients' requests. A client that gives up more lets a request succeed within its
+/// decisions, and passing it over would deny the requests of others while it keeps its pages.
 ///
 /// After its start, the daemon only accepts clients of an earlier daemon for
 /// `units::limits::SOFT_RECONNECT_TIME`, so that their budgets are known before it grants pages.
@@ -163,10 +73,15 @@ pub struct Daemon {
     settings: Settings,
     ledger: Ledger,
     clients: BTreeMap<Pid, Client>,
+    /// Processes that receive no demands until then, unless the host needs memory and no other client can receive a
+    /// demand. A process cannot end this time by a new connection. At most `units::limits::SOFT_CLIENTS_MAX`.
+    passed_over: BTreeMap<Pid, Ns>,
     queue: RequestQueue,
     active: Option<Active>,
     /// Maximum total, by which the memory of the host suffices.
     target: u64,
+    /// Whether the memory of the clients was measured after the last adaptation to the host.
+    is_measured: bool,
     grants_from: Ns,
     last_demand: u64,
     counters: Counters,
@@ -180,9 +95,11 @@ impl Daemon {
             settings,
             ledger: Ledger::new(total),
             clients: BTreeMap::new(),
+            passed_over: BTreeMap::new(),
             queue: RequestQueue::default(),
             active: None,
             target: total,
+            is_measured: false,
             grants_from: now.after(SOFT_RECONNECT_TIME),
             last_demand: 0,
             counters: Counters::default(),
@@ -242,7 +159,7 @@ impl Daemon {
         let kept = budget.min(footprint).min(self.ledger.free()).min(self.settings.client_pages_max);
         self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
         self.ledger.report_footprint(pid, footprint).expect("the client is connected");
-        self.clients.insert(pid, Client::new(user));
+        self.clients.insert(pid, Client::new(user, kept));
         self.send(pid, DaemonMessage::Welcome { budget: kept });
         Ok(())
     }
@@ -250,18 +167,25 @@ impl Daemon {
     /// Removes a client whose process has ended. Its budget becomes free.
     pub fn disconnect(&mut self, pid: Pid, now: Ns) {
         self.remove(pid);
+        self.passed_over.remove(&pid);
         self.shrink_to_target();
         self.fulfil_requests(now);
     }
 
     /// Records that a client has lost its connection. Its process may still have memory, so it keeps its budget for
-    /// `units::limits::SOFT_RECONNECT_TIME`, in which it can connect again.
+    /// `units::limits::SOFT_RECONNECT_TIME`, in which it can connect again. A pending demand counts as not answered.
     pub fn connection_lost(&mut self, pid: Pid, now: Ns) {
-        if self.ledger.budget(pid) == 0 {
-            return self.disconnect(pid, now);
+        if let Some(pending) = self.clients.get_mut(&pid).and_then(|client| client.pending.take()) {
+            if !pending.is_late {
+                self.count_unanswered(pid);
+            }
+            self.pass_over(pid, now);
         }
-        if let Some(client) = self.clients.get_mut(&pid) {
-            (client.requested, client.pending) = (0, None);
+        if self.ledger.budget(pid) == 0 {
+            self.remove(pid);
+            self.shrink_to_target();
+        } else if let Some(client) = self.clients.get_mut(&pid) {
+            client.requested = 0;
             client.detached_until = Some(now.after(SOFT_RECONNECT_TIME));
             let user = client.user;
             self.forget_messages(pid, user);
@@ -283,12 +207,31 @@ impl Daemon {
         self.active.take_if(|active| active.pid == pid);
     }
 
-    /// Handles a message of a connected client.
+    /// Counts a demand that a client did not answer in time.
+    fn count_unanswered(&mut self, pid: Pid) {
+        if let Some(client) = self.clients.get_mut(&pid) {
+            client.counters.unanswered += 1;
+            self.counters.unanswered += 1;
+        }
+    }
+
+    /// Sends no demands to a process for a time.
+    fn pass_over(&mut self, pid: Pid, now: Ns) {
+        if self.passed_over.len() >= SOFT_CLIENTS_MAX
+            && let Some(first) = self.passed_over.iter().min_by_key(|(_, until)| **until).map(|(pid, _)| *pid)
+        {
+            self.passed_over.remove(&first);
+        }
+        self.passed_over.insert(pid, now.after(SOFT_PASS_OVER_TIME));
+    }
+
+    /// Handles a message of a connected client. Messages of a lost connection are ignored.
     ///
     /// # Errors
     /// Returns a reason to disconnect the client, which the caller does.
     pub fn receive(&mut self, pid: Pid, message: ClientMessage, now: Ns) -> Result<(), Refusal> {
-        let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
+        let is_connected = |client: &&mut Client| client.detached_until.is_none();
+        let Some(client) = self.clients.get_mut(&pid).filter(is_connected) else { return Ok(()) };
         let held = match message {
             ClientMessage::Hello { .. } => return Err(Refusal::InvalidMessage),
             ClientMessage::Request { held, .. }
@@ -319,10 +262,11 @@ impl Daemon {
     /// Records the measured memory of a client. Pages that were granted since the measurement began are added.
     pub fn report_footprint(&mut self, pid: Pid, pages: u64) {
         // The client may have ended since the measurement.
-        if let Some(client) = self.clients.get(&pid) {
-            let pages = pages.saturating_add(client.granted_since_measurement);
-            self.ledger.report_footprint(pid, pages).expect("the client is connected");
-        }
+        let Some(client) = self.clients.get_mut(&pid) else { return };
+        let granted = client.granted_since_measurement;
+        self.ledger.report_footprint(pid, pages.saturating_add(granted)).expect("the client is connected");
+        client.measured_used = self.ledger.used_by(pid).saturating_sub(granted);
+        self.is_measured = true;
     }
 
     /// Passes over clients that did not answer in time, removes clients that did not connect again, and continues
@@ -332,6 +276,7 @@ impl Daemon {
         let ended: Vec<Pid> =
             self.clients.iter().filter(|(_, client)| ended(client)).map(|(pid, _)| *pid).collect();
         ended.into_iter().for_each(|pid| self.remove(pid));
+        self.passed_over.retain(|_, until| *until > now);
         self.shrink_to_target();
         for client in self.clients.values_mut() {
             let late = client.pending.as_mut().filter(|pending| !pending.is_late && pending.deadline <= now);
@@ -344,9 +289,16 @@ impl Daemon {
     }
 
     /// Adapts the total to the memory of the host, and demands pages if they are needed. The caller repeats this
-    /// periodically: the clients of one call are limited in number.
+    /// periodically, and after each measurement: the clients of one call are limited in number.
+    ///
+    /// The budgets may add up to the soft memory in use and the available memory. Pages that were granted since the
+    /// last measurement are part of one of both, but of which one is unknown. So the total only grows to the sum
+    /// without these pages, and only shrinks to the sum with them. A budget that is larger than this sum is demanded
+    /// back directly after a measurement: before, pages that are in use again since the last one are in neither.
     pub fn adapt_to_host(&mut self, memory: HostMemory, now: Ns) {
-        self.target = self.ledger.used().saturating_add_signed(memory.headroom).min(memory.limit);
+        let sum = |used: u64| used.saturating_add_signed(memory.headroom).min(memory.limit);
+        let (lower, upper) = (sum(self.measured_used()), sum(self.ledger.used()));
+        self.target = self.ledger.total().clamp(lower, upper);
         if now < self.grants_from {
             // Clients of an earlier daemon, whose memory is not available any more, have not connected yet.
             self.target = self.target.max(self.ledger.total());
@@ -354,30 +306,48 @@ impl Daemon {
         self.ledger.grow(self.target.saturating_sub(self.ledger.total()));
         self.shrink_to_target();
         if now >= self.grants_from {
-            self.demand_for_host(memory, now);
+            let is_measured = std::mem::take(&mut self.is_measured);
+            let permitted = if is_measured { self.target } else { memory.limit };
+            self.demand_for_host(permitted, memory.headroom, now);
         }
         self.fulfil_requests(now);
     }
 
-    fn demand_for_host(&mut self, memory: HostMemory, now: Ns) {
+    /// Returns the soft memory in use according to the last measurements. Later claims only reduce it.
+    fn measured_used(&self) -> u64 {
+        let clients = self.ledger.clients().zip(self.clients.values());
+        clients.map(|(sample, client)| sample.used().min(client.measured_used)).sum()
+    }
+
+    /// Demands pages so that the budgets do not exceed `permitted` pages, and so that missing memory becomes free.
+    fn demand_for_host(&mut self, permitted: u64, headroom: i64, now: Ns) {
         let pending = || self.clients.values().filter_map(|client| client.pending);
         let demanded: u64 = pending().map(|pending| pending.missing_pages()).sum();
         let demanded_memory: u64 = pending().map(|pending| pending.missing_used_pages()).sum();
-        let excess = self.ledger.total().saturating_sub(self.target).saturating_sub(demanded);
-        let missing_memory = memory.headroom.min(0).unsigned_abs().saturating_sub(demanded_memory);
+        let excess = self.ledger.total().saturating_sub(permitted).saturating_sub(demanded);
+        let missing_memory = headroom.min(0).unsigned_abs().saturating_sub(demanded_memory);
         let decide =
             |samples: &[ClientSample]| decide_for_host(&self.settings, samples, excess, missing_memory);
-        let mut demands = decide(&self.samples(|client| client.is_available(now)));
+        let mut demands = decide(&self.available_samples(now));
         if demands.is_empty() {
-            demands = decide(&self.samples(Client::is_reachable));
+            demands = decide(&self.samples(|_, client| client.is_reachable()));
         }
         demands.into_iter().for_each(|demand| self.demand(demand, now));
     }
 
+    /// Returns the samples of the clients that can receive a demand, and are not passed over.
+    fn available_samples(&self, now: Ns) -> Vec<ClientSample> {
+        let is_passed_over = |pid| self.passed_over.get(&pid).is_some_and(|until| *until > now);
+        self.samples(|pid, client| client.is_reachable() && !is_passed_over(pid))
+    }
+
     /// Returns the samples of the clients for which `is_included` is true.
-    fn samples(&self, is_included: impl Fn(&Client) -> bool) -> Vec<ClientSample> {
+    fn samples(&self, is_included: impl Fn(Pid, &Client) -> bool) -> Vec<ClientSample> {
         let samples = self.ledger.clients().zip(self.clients.values());
-        samples.filter(|(_, client)| is_included(client)).map(|(sample, _)| *sample).collect()
+        samples
+            .filter(|(sample, client)| is_included(sample.pid, client))
+            .map(|(sample, _)| *sample)
+            .collect()
     }
 
     fn send(&mut self, pid: Pid, message: DaemonMessage) {
@@ -411,8 +381,12 @@ impl Daemon {
         let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
         let pending = client.pending.take_if(|pending| pending.number == number);
         let pending = pending.ok_or(Refusal::InvalidMessage)?;
-        let is_reliable = pending.returned >= pending.demand.pages() && !pending.is_late;
-        client.passed_over_until = (!is_reliable).then(|| now.after(SOFT_PASS_OVER_TIME));
+        let is_useful = pending.returned >= pending.demand.pages() / PASS_OVER_DIVISOR && !pending.is_late;
+        if is_useful {
+            self.passed_over.remove(&pid);
+        } else {
+            self.pass_over(pid, now);
+        }
         Ok(())
     }
 
@@ -458,7 +432,7 @@ impl Daemon {
             return Some(active);
         }
         active.decisions += 1;
-        let samples = self.samples(|client| client.is_available(now));
+        let samples = self.available_samples(now);
         let decision = decide(&self.settings, self.ledger.free(), &samples, active.pid, pages);
         let Decision::Reclaim { demands } = decision else {
             self.answer(active.pid, 0, now);

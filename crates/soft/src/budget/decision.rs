@@ -18,12 +18,20 @@ pub struct Settings {
     pub over_reclaim_percent: u32,
     /// Maximum budget of a client in pages.
     pub client_pages_max: u64,
+    /// Pages of its budget that a client never gives up for the requests of others. It gives them up if the host needs
+    /// memory.
+    pub client_pages_min: u64,
 }
 
 impl Default for Settings {
     /// The paper states no values. These disturb few clients, and reclaim a quarter more.
     fn default() -> Self {
-        Self { targets_max: 4, over_reclaim_percent: 25, client_pages_max: SOFT_CLIENT_PAGES_MAX }
+        Self {
+            targets_max: 4,
+            over_reclaim_percent: 25,
+            client_pages_max: SOFT_CLIENT_PAGES_MAX,
+            client_pages_min: 0,
+        }
     }
 }
 
@@ -68,6 +76,10 @@ pub enum Decision {
 /// taken if the unused budgets do not suffice. If the unused budget of the first clients exhausts the number of
 /// targets, the clients with the largest budgets are selected instead. A request is therefore denied only if no
 /// permitted set of clients suffices.
+///
+/// Each client keeps `Settings::client_pages_min` pages. This is the only protection of a client from the requests of
+/// others: the paper's daemon almost never denies a request, so that of two clients that both want all pages, the one
+/// that requests more has more.
 pub fn decide(
     settings: &Settings,
     free: u64,
@@ -79,10 +91,11 @@ pub fn decide(
     if missing == 0 {
         return Decision::Grant;
     }
+    let kept = settings.client_pages_min;
     let mut eligible: Vec<ClientSample> =
-        clients.iter().filter(|client| client.pid != requester && client.budget > 0).copied().collect();
+        clients.iter().filter(|client| client.pid != requester && client.budget > kept).copied().collect();
     sort_by_weight(&mut eligible);
-    let demands = select_enough(settings, &mut eligible, missing, settings.quota(missing));
+    let demands = select_enough(settings, &mut eligible, kept, missing, settings.quota(missing));
     match missing.saturating_sub(total(&demands)) {
         0 => Decision::Reclaim { demands },
         missing => Decision::Deny { missing },
@@ -90,20 +103,21 @@ pub fn decide(
 }
 
 /// Selects clients in the order of their weights. If these cannot give enough pages up, selects those with the largest
-/// budgets.
+/// budgets. Each client keeps `kept` pages.
 fn select_enough(
     settings: &Settings,
     eligible: &mut Vec<ClientSample>,
+    kept: u64,
     needed: u64,
     quota: u64,
 ) -> Vec<Demand> {
     let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
-    let by_weight = select(eligible, targets_max, needed, quota);
+    let by_weight = select(eligible, targets_max, kept, needed, quota);
     if total(&by_weight) >= needed {
         return by_weight;
     }
     keep_largest(eligible, targets_max, |client| client.budget);
-    select(eligible, targets_max, needed, quota)
+    select(eligible, targets_max, kept, needed, quota)
 }
 
 /// Keeps the clients with the largest values, in the order of their weights.
@@ -131,7 +145,7 @@ pub fn decide_for_host(
         clients.iter().filter(|client| client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
     if missing_memory == 0 {
-        return if excess == 0 { Vec::new() } else { select_enough(settings, &mut eligible, excess, excess) };
+        return select_enough(settings, &mut eligible, 0, excess, excess);
     }
     let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
     let mut missing = settings.quota(missing_memory);
@@ -168,26 +182,28 @@ fn total(demands: &[Demand]) -> u64 {
 }
 
 /// Selects clients in their order, first for their unused budget and, if this is less than `needed`, for the pages
-/// in use.
-fn select(clients: &[ClientSample], targets_max: usize, needed: u64, quota: u64) -> Vec<Demand> {
+/// in use. Each client keeps `kept` pages.
+fn select(clients: &[ClientSample], targets_max: usize, kept: u64, needed: u64, quota: u64) -> Vec<Demand> {
+    let unused = |client: &ClientSample| client.unused().min(client.budget.saturating_sub(kept));
+    let used = |client: &ClientSample| client.budget.saturating_sub(kept) - unused(client);
     let mut demands: Vec<Demand> = Vec::new();
     let mut missing = quota;
-    for client in clients.iter().filter(|client| client.unused() > 0) {
+    for client in clients.iter().filter(|client| unused(client) > 0) {
         if missing == 0 || demands.len() == targets_max {
             break;
         }
-        let unused_pages = client.unused().min(missing);
+        let unused_pages = unused(client).min(missing);
         missing -= unused_pages;
         demands.push(Demand { pid: client.pid, unused_pages, used_pages: 0 });
     }
     if quota - missing >= needed {
         return demands;
     }
-    for client in clients.iter().filter(|client| client.used() > 0) {
+    for client in clients.iter().filter(|client| used(client) > 0) {
         if missing == 0 {
             break;
         }
-        let used_pages = client.used().min(missing);
+        let used_pages = used(client).min(missing);
         match demands.iter().position(|demand| demand.pid == client.pid) {
             Some(index) => demands[index].used_pages = used_pages,
             None if demands.len() < targets_max => {

@@ -57,6 +57,11 @@ impl Ledger {
         self.clients.values().map(ClientSample::used).sum()
     }
 
+    /// Returns the number of pages that a client uses, or 0 if it is not connected.
+    pub fn used_by(&self, pid: Pid) -> u64 {
+        self.clients.get(&pid).map_or(0, ClientSample::used)
+    }
+
     /// Returns the budget of a client, or 0 if it is not connected.
     pub fn budget(&self, pid: Pid) -> u64 {
         self.clients.get(&pid).map_or(0, |client| client.budget)
@@ -97,15 +102,12 @@ impl Ledger {
         Ok(client.budget)
     }
 
-    /// Records the claimed use of soft memory of a client. An increase also counts as an increase of the footprint until
-    /// the next measurement.
+    /// Records the claimed use of soft memory of a client. It has no effect on the footprint.
     ///
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
     pub fn report_used(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
-        let client = self.client(pid)?;
-        client.footprint = client.footprint.saturating_add(pages.saturating_sub(client.claimed_used));
-        client.claimed_used = pages;
+        self.client(pid)?.claimed_used = pages;
         Ok(())
     }
 

@@ -85,6 +85,22 @@ fn clients_without_budget_and_the_requester_give_nothing() {
 }
 
 #[test]
+fn clients_keep_their_minimum_except_for_the_host() {
+    let settings = Settings { client_pages_min: 30, ..settings(4, 0) };
+    let clients = [client(1, 100, 60, 50), client(2, 30, 30, 900), client(3, 40, 40, 10)];
+    assert_eq!(demands(decide(&settings, 0, &clients, Pid(9), 40)), [demand(1, 40, 0)]);
+    assert_eq!(demands(decide(&settings, 0, &clients, Pid(9), 80)), [demand(1, 40, 30), demand(3, 0, 10)]);
+    assert_eq!(decide(&settings, 0, &clients, Pid(9), 81), Decision::Deny { missing: 1 });
+    assert_eq!(decide_for_host(&settings, &clients, 50, 20), [demand(2, 0, 20)]);
+    let excess = [demand(1, 40, 60), demand(2, 0, 30), demand(3, 0, 40)];
+    assert_eq!(total_pages(&decide_for_host(&settings, &clients, 170, 0)), total_pages(&excess));
+}
+
+fn total_pages(demands: &[Demand]) -> u64 {
+    demands.iter().map(Demand::pages).sum()
+}
+
+#[test]
 fn over_reclaim_is_rounded_up_and_optional() {
     let clients = [client(1, 100, 100, 10)];
     let decide = |pages| decide(&settings(4, 25), 0, &clients, Pid(9), pages);
@@ -202,8 +218,9 @@ proptest! {
     #[test]
     fn decisions_demand_enough_and_not_more_than_exists(
         clients in samples(), free in 0..100_u64, pages in 0..1500_u64, targets in 0..6_usize, percent in 0..120_u32,
+        kept in prop_oneof![Just(0), 0..100_u64],
     ) {
-        let settings = settings(targets, percent);
+        let settings = Settings { client_pages_min: kept, ..settings(targets, percent) };
         let decision = decide(&settings, free, &clients, Pid(1), pages);
         let mut reversed = clients.clone();
         reversed.reverse();
@@ -219,12 +236,13 @@ proptest! {
                     let client = clients.iter().find(|client| client.pid == demand.pid).unwrap();
                     prop_assert!(demand.pid != Pid(1) && demand.pages() > 0);
                     prop_assert!(demand.unused_pages <= client.unused() && demand.used_pages <= client.used());
+                    prop_assert!(client.budget - demand.pages() >= kept, "{demand:?} of {client:?}");
                     prop_assert!(demands[..index].iter().all(|other| other.pid != demand.pid));
                 }
             }
             Decision::Deny { missing } => {
-                let mut budgets: Vec<u64> =
-                    clients.iter().filter(|client| client.pid != Pid(1)).map(|client| client.budget).collect();
+                let others = clients.iter().filter(|client| client.pid != Pid(1));
+                let mut budgets: Vec<u64> = others.map(|client| client.budget.saturating_sub(kept)).collect();
                 budgets.sort_unstable_by(|a, b| b.cmp(a));
                 let most: u64 = budgets.iter().take(targets).sum();
                 prop_assert_eq!(pages - free, most + missing);

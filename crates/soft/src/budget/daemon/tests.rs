@@ -265,12 +265,157 @@ fn measurement_does_not_contain_pages_that_were_granted_meanwhile() {
     daemon.report_footprint(Pid(1), 25);
     let sample = daemon.clients().next().unwrap().sample;
     assert_eq!((sample.used(), sample.footprint), (50, 55));
-    // The client reports that it uses less, and then more, before the next measurement.
+}
+
+#[test]
+fn claims_do_not_change_the_footprint() {
+    let mut daemon = daemon(100, &[(1, 20, 5)]);
+    for held in [0, 20, 0, u64::MAX, 10, 20] {
+        daemon.receive(Pid(1), ClientMessage::Usage { held }, START).unwrap();
+    }
+    let sample = daemon.clients().next().unwrap().sample;
+    assert_eq!((sample.used(), sample.footprint), (20, 25));
+}
+
+#[test]
+fn granted_pages_do_not_increase_the_total_before_they_are_measured() {
+    let mut daemon = daemon(1000, &[(1, 0, 0)]);
+    let mut granted_pages = 0;
+    let adapt = |daemon: &mut Daemon, headroom| {
+        daemon.adapt_to_host(HostMemory { limit: 1000, headroom }, START);
+        (daemon.ledger().total(), daemon.ledger().free())
+    };
+    assert_eq!(adapt(&mut daemon, 100), (100, 100));
+    for _ in 0..20 {
+        daemon.receive(Pid(1), ClientMessage::Request { pages: 10, held: granted_pages }, START).unwrap();
+        granted_pages = daemon.ledger().budget(Pid(1));
+        adapt(&mut daemon, 100);
+    }
+    assert_eq!((granted_pages, daemon.ledger().total()), (100, 100));
+    // The client uses half of them: a half of the available memory remains.
+    assert_eq!(adapt(&mut daemon, 50), (100, 0));
     daemon.begin_measurement();
-    daemon.receive(Pid(1), ClientMessage::Usage { held: 10 }, START).unwrap();
-    daemon.report_footprint(Pid(1), 15);
-    daemon.receive(Pid(1), ClientMessage::Usage { held: 45 }, START).unwrap();
-    assert_eq!(daemon.clients().next().unwrap().sample.used(), 45);
+    daemon.report_footprint(Pid(1), 50);
+    assert_eq!(adapt(&mut daemon, 50), (100, 0));
+    assert_eq!(adapt(&mut daemon, 60), (110, 10));
+}
+
+#[test]
+fn pages_that_are_used_again_are_not_demanded_before_they_are_measured() {
+    let mut daemon = daemon(100, &[(1, 60, 0)]);
+    let measure = |daemon: &mut Daemon, pages| {
+        daemon.begin_measurement();
+        daemon.report_footprint(Pid(1), pages);
+    };
+    let adapt = |daemon: &mut Daemon, headroom| {
+        daemon.adapt_to_host(HostMemory { limit: 100, headroom }, START);
+        outgoing(daemon)
+    };
+    measure(&mut daemon, 20);
+    assert_eq!(adapt(&mut daemon, 40), []);
+    assert_eq!(adapt(&mut daemon, 0), [], "the client uses its budget");
+    measure(&mut daemon, 60);
+    assert_eq!(adapt(&mut daemon, 0), []);
+    // The client uses less, and other programs use the memory.
+    measure(&mut daemon, 20);
+    assert_eq!(adapt(&mut daemon, 0), [(1, demand(1, 40))]);
+}
+
+#[test]
+fn new_connection_does_not_end_the_time_of_a_client_without_demands() {
+    let mut daemon = daemon(100, &[(1, 60, 500), (2, 40, 10), (3, 0, 0)]);
+    daemon.receive(Pid(3), request(10), START).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, demand(1, 10))]);
+    let lost = START.after(Ns::ms(490));
+    daemon.connection_lost(Pid(1), lost);
+    assert_eq!(outgoing(&mut daemon), [(2, demand(2, 10))]);
+    assert_eq!(daemon.counters().unanswered, 1);
+    daemon.connect(Pid(1), USER, hello(60), 560).unwrap();
+    answer(&mut daemon, 2, 2, 10, 30, lost);
+    daemon.receive(Pid(3), request(10), lost).unwrap();
+    let welcome = DaemonMessage::Welcome { budget: 60 };
+    assert_eq!(outgoing(&mut daemon), [(1, welcome), (3, granted(10)), (2, demand(3, 10))]);
+    answer(&mut daemon, 2, 3, 10, 20, lost);
+    // The client gives everything up, and connects again.
+    daemon.receive(Pid(1), ClientMessage::Returned { pages: 60, held: 0 }, lost).unwrap();
+    daemon.connection_lost(Pid(1), lost);
+    daemon.connect(Pid(1), USER, hello(0), 500).unwrap();
+    daemon.receive(Pid(1), request(60), lost).unwrap();
+    daemon.take_outgoing();
+    daemon.receive(Pid(3), request(10), Ns(lost.after(Ns::secs(5)).0 - 1)).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(2, demand(4, 10))]);
+    answer(&mut daemon, 2, 4, 10, 10, lost.after(Ns::secs(5)));
+    daemon.receive(Pid(3), request(10), lost.after(Ns::secs(5))).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(3, granted(10)), (1, demand(5, 10))]);
+}
+
+#[test]
+fn client_that_gives_up_half_of_the_demanded_pages_is_not_passed_over() {
+    let mut daemon = daemon(100, &[(1, 100, 500), (2, 0, 0)]);
+    daemon.receive(Pid(2), request(41), START).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, demand(1, 41))]);
+    answer(&mut daemon, 1, 1, 20, 80, START);
+    assert_eq!(outgoing(&mut daemon), [(1, demand(2, 21))]);
+    answer(&mut daemon, 1, 2, 9, 71, START);
+    assert_eq!(outgoing(&mut daemon), [(2, granted(0))], "it gave up less than half");
+}
+
+/// Two clients that request more pages all the time, in turns. The first one has much more at the beginning, and gives
+/// up slightly less than is demanded.
+fn contend(client_pages_min: u64) -> (u64, u64) {
+    let settings = Settings { client_pages_min, ..Settings::default() };
+    let mut daemon = Daemon::new(settings, 1000, Ns::ZERO);
+    for (pid, budget) in [(1, 1000), (2, 0)] {
+        daemon.connect(Pid(pid), USER, hello(budget), budget + 100).unwrap();
+    }
+    daemon.take_outgoing();
+    let mut now = START;
+    for round in 0..400 {
+        now = now.after(Ns::ms(60));
+        let requester = Pid(1 + round % 2);
+        let held = daemon.ledger().budget(requester);
+        daemon.receive(requester, ClientMessage::Request { pages: 16, held }, now).unwrap();
+        loop {
+            let messages = daemon.take_outgoing();
+            if messages.is_empty() {
+                break;
+            }
+            for Outgoing { pid, message } in messages {
+                if let DaemonMessage::Demand { demand, pages } = message {
+                    let given = pages - pages.div_ceil(10);
+                    let held = daemon.ledger().budget(pid) - given;
+                    answer(&mut daemon, pid.0, demand, given, held, now);
+                }
+            }
+        }
+        daemon.begin_measurement();
+        for pid in [1, 2].map(Pid) {
+            let budget = daemon.ledger().budget(pid);
+            daemon.report_footprint(pid, budget + 100);
+        }
+    }
+    (daemon.ledger().budget(Pid(1)), daemon.ledger().budget(Pid(2)))
+}
+
+#[test]
+fn client_keeps_its_minimum_while_another_requests_all_pages() {
+    let (first, second) = contend(400);
+    assert!(first >= 400 && second >= 400, "{first} and {second}");
+    assert!(contend(0).1 < 400, "only the minimum keeps the pages of the second client");
+}
+
+#[test]
+fn messages_of_a_lost_connection_are_ignored() {
+    let mut daemon = daemon(100, &[(1, 60, 0), (2, 0, 0)]);
+    daemon.receive(Pid(2), ClientMessage::Answered { demand: 7, held: 0 }, START).unwrap_err();
+    for pid in [1, 2] {
+        daemon.connection_lost(Pid(pid), START);
+        for message in [ClientMessage::Returned { pages: 60, held: 0 }, request(10), hello(0)] {
+            assert_eq!(daemon.receive(Pid(pid), message, START), Ok(()));
+        }
+    }
+    assert_eq!(outgoing(&mut daemon), []);
+    assert_eq!((daemon.ledger().budget(Pid(1)), daemon.ledger().free()), (60, 40));
 }
 
 #[test]
@@ -617,5 +762,182 @@ proptest! {
             let is_answered = client.received.iter().any(|message| matches!(message, DaemonMessage::Granted { .. }));
             prop_assert!(!client.is_requesting || is_answered, "{:?}", client);
         }
+    }
+}
+
+/// Client that claims anything, and answers demands or not.
+#[derive(Clone, Debug)]
+struct Liar {
+    pid: Pid,
+    /// Pages of its budget that it really uses.
+    touched: u64,
+    demand: Option<(u64, u64)>,
+}
+
+/// Pages of the host for soft memory.
+const CAPACITY: u64 = 200;
+
+/// Host with clients that claim anything.
+struct LyingWorld {
+    daemon: Daemon,
+    clients: Vec<Liar>,
+    now: Ns,
+}
+
+#[derive(Clone, Debug)]
+enum Lie {
+    Request {
+        client: usize,
+        pages: u64,
+        held: u64,
+    },
+    Claim {
+        client: usize,
+        held: u64,
+    },
+    Touch {
+        client: usize,
+        percent: u64,
+    },
+    /// Gives back pages. The client uses at most the rest of its budget then.
+    Return {
+        client: usize,
+        pages: u64,
+    },
+    /// Answers a demand with this part of the pages.
+    Answer {
+        client: usize,
+        percent: u64,
+    },
+    Measure,
+    Adapt,
+    Wait {
+        ms: u64,
+    },
+}
+
+fn lies(are_pages_returned: bool) -> impl Strategy<Value = Vec<Lie>> {
+    let client = || 0..3_usize;
+    let held = || prop_oneof![Just(0), Just(u64::MAX), 0..300_u64];
+    let returns = u32::from(are_pages_returned);
+    let lie = prop_oneof![
+        8 => (client(), 1..80_u64, held()).prop_map(|(client, pages, held)| Lie::Request { client, pages, held }),
+        4 => (client(), held()).prop_map(|(client, held)| Lie::Claim { client, held }),
+        4 => (client(), 0..=100_u64).prop_map(|(client, percent)| Lie::Touch { client, percent }),
+        2 * returns => (client(), 0..80_u64).prop_map(|(client, pages)| Lie::Return { client, pages }),
+        4 * returns => (client(), 0..=100_u64).prop_map(|(client, percent)| Lie::Answer { client, percent }),
+        2 => Just(Lie::Measure),
+        6 => Just(Lie::Adapt),
+        2 => (1..900_u64).prop_map(|ms| Lie::Wait { ms }),
+    ];
+    prop::collection::vec(lie, 0..300)
+}
+
+impl LyingWorld {
+    fn new() -> Self {
+        let mut daemon = daemon(1000, &[]);
+        let pids = [Pid(1), Pid(2), Pid(3)];
+        pids.iter().for_each(|pid| daemon.connect(*pid, USER, hello(0), 0).unwrap());
+        let clients = pids.map(|pid| Liar { pid, touched: 0, demand: None }).to_vec();
+        let mut world = Self { daemon, clients, now: START };
+        world.run(&Lie::Adapt);
+        world
+    }
+
+    fn budgets(&self) -> u64 {
+        self.daemon.ledger().total() - self.daemon.ledger().free()
+    }
+
+    fn give_back(&mut self, client: usize, pages: u64) {
+        let client = &mut self.clients[client];
+        let returned = pages.min(self.daemon.ledger().budget(client.pid));
+        client.touched = client.touched.min(self.daemon.ledger().budget(client.pid) - returned);
+        let held = client.touched;
+        self.daemon.receive(client.pid, ClientMessage::Returned { pages: returned, held }, self.now).unwrap();
+    }
+
+    fn run(&mut self, lie: &Lie) {
+        match *lie {
+            Lie::Request { client, pages, held } => {
+                // A second request before the answer is refused.
+                self.daemon
+                    .receive(self.clients[client].pid, ClientMessage::Request { pages, held }, self.now)
+                    .ok();
+            }
+            Lie::Claim { client, held } => {
+                self.daemon
+                    .receive(self.clients[client].pid, ClientMessage::Usage { held }, self.now)
+                    .unwrap();
+            }
+            Lie::Touch { client, percent } => {
+                let client = &mut self.clients[client];
+                client.touched = client.touched.max(self.daemon.ledger().budget(client.pid) * percent / 100);
+            }
+            Lie::Return { client, pages } => self.give_back(client, pages),
+            Lie::Answer { client, percent } => {
+                if let Some((demand, pages)) = self.clients[client].demand.take() {
+                    self.give_back(client, pages * percent / 100);
+                    let (pid, held) = (self.clients[client].pid, self.clients[client].touched);
+                    self.daemon.receive(pid, ClientMessage::Answered { demand, held }, self.now).unwrap();
+                }
+            }
+            Lie::Measure => {
+                self.daemon.begin_measurement();
+                self.clients
+                    .iter()
+                    .for_each(|client| self.daemon.report_footprint(client.pid, client.touched));
+                self.adapt();
+            }
+            Lie::Adapt => self.adapt(),
+            Lie::Wait { ms } => {
+                self.now = self.now.after(Ns::ms(ms));
+                self.daemon.tick(self.now);
+            }
+        }
+        for Outgoing { pid, message } in self.daemon.take_outgoing() {
+            if let DaemonMessage::Demand { demand, pages } = message {
+                let client = self.clients.iter_mut().find(|client| client.pid == pid).unwrap();
+                client.demand = Some((demand, pages));
+            }
+        }
+    }
+
+    fn adapt(&mut self) {
+        let touched: u64 = self.clients.iter().map(|client| client.touched).sum();
+        let headroom = CAPACITY.cast_signed() - touched.cast_signed();
+        self.daemon.adapt_to_host(HostMemory { limit: 1000, headroom }, self.now);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn false_claims_raise_no_budgets_above_the_memory_of_the_host(lies in lies(false)) {
+        let mut world = LyingWorld::new();
+        for lie in &lies {
+            world.run(lie);
+            prop_assert!(world.budgets() <= CAPACITY, "{} after {:?}", world.budgets(), lie);
+        }
+    }
+
+    /// Memory that clients have freed since the last measurement still counts as in use, and is available, too.
+    #[test]
+    fn freed_pages_count_twice_at_most_until_they_are_measured(lies in lies(true)) {
+        let mut world = LyingWorld::new();
+        let mut freed = 0;
+        for lie in &lies {
+            let touched: Vec<u64> = world.clients.iter().map(|client| client.touched).collect();
+            world.run(lie);
+            let after = world.clients.iter().map(|client| client.touched);
+            freed += touched.iter().zip(after).map(|(before, after)| before.saturating_sub(after)).sum::<u64>();
+            prop_assert!(world.budgets() <= CAPACITY + freed, "{} after {:?}", world.budgets(), lie);
+        }
+        // The excess comes down if the clients answer.
+        for _ in 0..8 {
+            world.run(&Lie::Measure);
+            (0..3).for_each(|client| world.run(&Lie::Answer { client, percent: 100 }));
+        }
+        prop_assert!(world.budgets() <= CAPACITY, "{}", world.budgets());
     }
 }
