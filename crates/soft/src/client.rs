@@ -23,10 +23,11 @@ mod socket;
 mod state;
 
 use std::{
+    cell::Cell,
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
-    thread::{self, JoinHandle, ThreadId},
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
@@ -110,6 +111,12 @@ impl Requests {
     }
 }
 
+thread_local! {
+    /// Address of the [`Link`] whose messages this thread handles, or 0. The ID of a thread would need memory that is
+    /// never freed in threads of C programs.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Function that is called with the number of answered or lost requests.
 type OnAnswer = Box<dyn Fn(u64) + Send + Sync>;
 
@@ -128,8 +135,6 @@ struct Link {
     on_answer: Option<OnAnswer>,
     /// Thread that handles messages.
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Set by the thread.
-    thread_id: OnceLock<ThreadId>,
 }
 
 impl fmt::Debug for Link {
@@ -185,7 +190,7 @@ impl BudgetSource for Link {
     /// [`SOFT_CLIENT_END_TIMEOUT`]. Does not wait in the thread itself.
     fn wait_for_end(&self) {
         // The lock of the thread is not available to a forked child, and not to the thread itself.
-        if self.process != std::process::id() || self.thread_id.get() == Some(&thread::current().id()) {
+        if self.process != std::process::id() || SERVED.get() == self.address() {
             return;
         }
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,14 +236,13 @@ impl Link {
             changed: Condvar::new(),
             on_answer,
             thread: Mutex::default(),
-            thread_id: OnceLock::new(),
         });
         let pool = Pool::with_source(0, Pool::address_space_for(budget_max), link.clone())?;
         link.pool.get_or_init(|| Arc::downgrade(&pool));
         let (first, connection) = (link.open_with_retries()?, link.clone());
         let thread = thread::Builder::new().name("tarn-soft".to_owned());
         let thread = thread.spawn(move || {
-            connection.thread_id.get_or_init(|| thread::current().id());
+            SERVED.set(connection.address());
             connection.run(first);
             connection.state().has_ended = true;
             connection.changed.notify_all();
@@ -261,6 +265,10 @@ impl Link {
                 result => return result,
             }
         }
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
