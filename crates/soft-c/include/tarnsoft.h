@@ -83,7 +83,7 @@ enum soft_error {
     SOFT_ERROR_TOO_MANY_PINS = 7,
     /* The budget of the pool does not suffice. */
     SOFT_ERROR_OUT_OF_BUDGET = 8,
-    /* The pool has no free address range of this length. Its address space is 4 times its first budget. */
+    /* The pool has no free address range of this length. See soft_pool_create() and soft_pool_connect(). */
     SOFT_ERROR_OUT_OF_ADDRESS_SPACE = 9,
     /* A block has at most 2^32 - 1 bytes, and a pool at most 2^24 pages (64 GiB). */
     SOFT_ERROR_TOO_LARGE = 10,
@@ -97,6 +97,8 @@ enum soft_error {
     SOFT_ERROR_INTERNAL = 14,
     /* The soft memory daemon cannot be reached, or refused the process. */
     SOFT_ERROR_DAEMON = 15,
+    /* The process has a connected pool already, or contexts of a destroyed connected pool. */
+    SOFT_ERROR_ALREADY_CONNECTED = 16,
 };
 
 /* Result of functions with the result size_t that fail. */
@@ -155,16 +157,22 @@ soft_pool_t *soft_pool_create(size_t budget_pages);
  * Connects to the soft memory daemon of the host (`soft_memory.socket` of the host agent), and creates a pool without
  * budget. Allocations request budget from the daemon, up to `budget_pages_max` pages, and wait for the answer: 3 seconds
  * if the daemon does not answer. The library starts a thread, which revokes blocks for other processes and runs the
- * callbacks. A process has at most one connected pool. If the connection ends, the pool keeps its budget, and connects
- * again.
+ * callbacks. The address space is 4 times `budget_pages_max`, at least 64 MiB. If the connection ends, the pool keeps its
+ * budget, and connects again. If the daemon refuses the process for 5 seconds, the pool gives its budget up.
  *
- * Returns NULL on failure: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_DAEMON, or an error of soft_pool_create().
+ * A process has at most one connected pool. A pool stays connected while it or one of its contexts exists. The function
+ * waits up to 2 seconds for the end of an earlier connection, and then fails with SOFT_ERROR_ALREADY_CONNECTED.
+ *
+ * Returns NULL on failure: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_DAEMON, SOFT_ERROR_ALREADY_CONNECTED, or an error of
+ * soft_pool_create().
  */
 soft_pool_t *soft_pool_connect(const char *path, size_t budget_pages_max);
 
 /*
  * Destroys a pool. Its contexts stay usable, and its memory is returned when the last of them is destroyed. Without
- * the pool, no pages can be revoked except with soft_reclaim().
+ * the pool, no pages can be revoked except with soft_reclaim(), and by the daemon: the contexts of a connected pool keep it
+ * connected. The destruction of a connected pool and its last context waits for the end of the thread of the library, at
+ * most 1 second, except inside a callback.
  *
  * Errors: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_INVALID_POOL, SOFT_ERROR_FORKED, as of all functions with a pool.
  */
@@ -180,8 +188,8 @@ int soft_pool_get_stats(soft_pool_t *pool, struct soft_pool_stats *stats);
 int soft_grant(soft_pool_t *pool, size_t pages);
 
 /*
- * Takes pages away from the budget of a pool, and returns the number of these pages, or SOFT_SIZE_ERROR. The pages of a
- * connected pool return to the daemon.
+ * Takes pages away from the budget of a pool, and returns the number of these pages, or SOFT_SIZE_ERROR. The result is
+ * at most SIZE_MAX - 1, also for a larger budget. The pages of a connected pool return to the daemon.
  *
  * Uses in this order: unused budget; pages without blocks; pages with blocks, of contexts with ascending priority and,
  * at equal priority, of the oldest context first. The result is smaller than `pages` only if the budget is used up,

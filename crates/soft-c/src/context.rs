@@ -11,6 +11,7 @@ use crate::{callback::Callback, error::Error};
 #[derive(Debug)]
 pub struct Context {
     blocks: SoftBlocks,
+    pool: Arc<Pool>,
     callback: Option<Arc<Callback>>,
     pins: Mutex<Pins>,
 }
@@ -43,7 +44,12 @@ impl Context {
             }
             None => SoftBlocks::new(pool, priority)?,
         };
-        Ok(Self { blocks, callback, pins: Mutex::default() })
+        Ok(Self { blocks, pool: pool.clone(), callback, pins: Mutex::default() })
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     fn pins(&self) -> MutexGuard<'_, Pins> {

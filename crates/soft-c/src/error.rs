@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, ffi::CStr};
 
-use soft::{HandleError, PoolError, SoftError, client::ConnectError};
+use soft::{HandleError, PoolError, SoftError, client::ConnectError, protocol::Refusal};
 
 /// Reason of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,11 @@ pub enum Error {
     Forked,
     Internal,
     Daemon,
+    AlreadyConnected,
 }
 
 /// All errors with their messages, in the order of their numbers.
-const MESSAGES: [(Error, &CStr); 15] = [
+const MESSAGES: [(Error, &CStr); 16] = [
     (Error::InvalidArgument, c"invalid argument"),
     (Error::InvalidPool, c"the pool does not exist or was destroyed"),
     (Error::InvalidContext, c"the context does not exist or was destroyed"),
@@ -42,6 +43,7 @@ const MESSAGES: [(Error, &CStr); 15] = [
     (Error::Forked, c"the object belongs to the parent process"),
     (Error::Internal, c"internal error of libtarnsoft"),
     (Error::Daemon, c"the soft memory daemon cannot be reached, or refused the process"),
+    (Error::AlreadyConnected, c"the process has a connected pool already, or contexts of one"),
 ];
 
 thread_local! {
@@ -96,6 +98,7 @@ impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Pool(error) => error.into(),
+            ConnectError::Refused { reason: Refusal::AlreadyConnected, .. } => Self::AlreadyConnected,
             ConnectError::Io { .. } | ConnectError::Refused { .. } => Self::Daemon,
         }
     }
@@ -119,7 +122,7 @@ mod tests {
         for (number, (error, message)) in (1..).zip(MESSAGES) {
             assert_eq!((error as i32, super::message(number)), (number, message));
         }
-        assert_eq!((message(0), message(-1), message(16)), (c"no error", c"unknown error", c"unknown error"));
+        assert_eq!((message(0), message(-1), message(17)), (c"no error", c"unknown error", c"unknown error"));
     }
 
     #[test]

@@ -132,6 +132,8 @@ extern "C" fn soft_grant(pool: PoolId, pages: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_revoke(pool: PoolId, pages: usize) -> usize {
+    // A result of all ones would be an error.
+    let pages = pages.min(SIZE_ERROR - 1);
     run(|| Ok(registry::pool(pool.addr())?.give_back(pages))).unwrap_or(SIZE_ERROR)
 }
 

@@ -57,7 +57,7 @@ pub fn create_pool(budget_pages: usize) -> Result<usize, Error> {
 /// Creates a pool with a budget of the daemon at a socket, and returns its identifier.
 ///
 /// # Errors
-/// Returns [`Error::Daemon`], or an error as [`create_pool`].
+/// Returns [`Error::Daemon`], [`Error::AlreadyConnected`], or an error as [`create_pool`].
 pub fn connect_pool(path: &Path, budget_pages_max: usize) -> Result<usize, Error> {
     registry()?.pools.insert(soft::client::connect(path, budget_pages_max)?)
 }
@@ -70,12 +70,12 @@ pub fn pool(id: usize) -> Result<Arc<Pool>, Error> {
     registry()?.pools.get(id)
 }
 
-/// Removes a pool. Its contexts keep its memory.
+/// Removes a pool. Its contexts keep its memory. Waits for the end of the thread of a connected pool without contexts.
 ///
 /// # Errors
 /// As [`pool`].
 pub fn destroy_pool(id: usize) -> Result<(), Error> {
-    registry()?.pools.remove(id).map(drop)
+    registry()?.pools.remove(id).map(Pool::release)
 }
 
 /// Creates a context, and returns its identifier.
@@ -106,5 +106,8 @@ pub fn destroy_context(id: usize) -> Result<(), Error> {
     context.close_pins()?;
     let removed = contexts.remove(id);
     context.close_callback();
-    removed.map(drop)
+    let pool = context.pool().clone();
+    drop((context, removed?));
+    Pool::release(pool);
+    Ok(())
 }

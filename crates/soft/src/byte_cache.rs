@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
+use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH, SOFT_INSERT_EVICTIONS_MIN};
 
 use crate::{
     byte_entries::{ByteEntries, NewEntry},
@@ -24,7 +24,8 @@ use crate::{
 /// least recently used entries of a priority first.
 ///
 /// When the budget does not suffice for a new entry, the cache evicts entries of the same or a lower priority until
-/// the new entry fits. It requests more budget once per `units::limits::SOFT_CACHE_REQUEST_INTERVAL` such entries.
+/// the new entry fits. It requests more budget once per `units::limits::SOFT_CACHE_REQUEST_INTERVAL` such entries, and
+/// for each entry that does not fit after evictions.
 /// All methods panic inside an access closure; see [`locks`](crate#locks).
 ///
 /// ```
@@ -156,10 +157,14 @@ impl SoftByteCache {
         result.map_err(|rejected| rejected.reason)
     }
 
-    /// Requests budget, or inserts an entry in place of others.
+    /// Requests budget, or inserts an entry in place of others. If the entry does not fit in place of others, requests
+    /// budget in any case.
     fn insert_without_budget(&self, entry: &NewEntry<'_>, error: SoftError) -> Result<bool, SoftError> {
         if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
-            return self.insert_by_eviction(entry, error);
+            match self.insert_by_eviction(entry, error) {
+                Err(SoftError::OutOfBudget { .. }) => {}
+                result => return result,
+            }
         }
         let result = self.structure.insert((), |entries, ()| insert(entries, entry));
         match result.map_err(SoftError::from) {
@@ -174,8 +179,8 @@ impl SoftByteCache {
     /// Evicts entries until there is memory for a new one, and inserts it. `error` is the error of the insertion
     /// without an eviction. Releases the lock after [`SOFT_EVICTION_BATCH`] evictions and one step of compaction.
     fn insert_by_eviction(&self, entry: &NewEntry<'_>, mut error: SoftError) -> Result<bool, SoftError> {
-        // Entries that other threads insert meanwhile are not evicted, so that the loop ends.
-        let mut evictable = self.len().max(1);
+        // Other threads can take the freed memory, or insert further entries. The limit ends the loop.
+        let mut evictable = self.len().max(SOFT_INSERT_EVICTIONS_MIN);
         loop {
             let mut entries = self.structure.lock();
             let (held, maximum) = (entries.held_pages(), evictable.min(SOFT_EVICTION_BATCH));

@@ -8,73 +8,57 @@
 //! [`Requests`].
 //!
 //! If the connection ends, the pool keeps its budget, and the thread connects again. Without a connection, requests
-//! for more budget fail.
+//! for more budget fail. If the daemon refuses the process for `units::limits::SOFT_REFUSED_TIME`, the pool gives its
+//! budget up, because the daemon does not count it.
+//!
+//! A process has at most one connection to a daemon. The drop of the last reference to the pool waits for the end of the
+//! thread, at most `units::limits::SOFT_CLIENT_END_TIMEOUT`, unless the thread itself drops it, as a callback can.
+//! [`Pool::release`] also waits if only the thread still uses the pool.
 //!
 //! A forked child does not use the connection of its parent, and can neither get nor give back budget.
 
 #![expect(clippy::disallowed_methods, reason = "the connection has a clock, and waits for the daemon")]
 
+mod socket;
+mod state;
+
 use std::{
+    cell::Cell,
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
-    thread,
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::OwnedFd,
-    net::{
-        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-        connect as connect_socket, recv, send, shutdown, socket_with,
-    },
-};
+use rustix::fd::OwnedFd;
 use units::{
     Ns,
     limits::{
-        SOFT_DENIAL_INTERVAL, SOFT_RECONNECT_INTERVAL, SOFT_REQUEST_TIMEOUT, SOFT_REVOKED_PAGES_MAX,
+        SOFT_CLIENT_END_TIMEOUT, SOFT_CONNECT_RETRY_INTERVAL, SOFT_CONNECT_RETRY_TIME,
+        SOFT_RECONNECT_INTERVAL, SOFT_REFUSED_TIME, SOFT_REQUEST_TIMEOUT, SOFT_REVOKED_PAGES_MAX,
         SOFT_USAGE_INTERVAL, SOFT_WELCOME_TIMEOUT,
     },
 };
 
 use crate::{
-    error::PoolError,
+    client::{
+        socket::{connect_to, io_error, receive, wait_readable},
+        state::State,
+    },
     heap::{BudgetSource, Pool},
-    protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES, Refusal, VERSION},
+    protocol::{ClientMessage, DaemonMessage, VERSION},
 };
 
-/// Reason why a process cannot use the daemon.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The pool cannot be created.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The operating system rejected an operation.
-    #[error("cannot {operation} the soft memory daemon at {}: {source}", path.display())]
-    Io {
-        /// Operation, such as `connect to`.
-        operation: &'static str,
-        /// Socket of the daemon.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The daemon refused the connection.
-    #[error("the soft memory daemon at {} refused the connection: {reason}", path.display())]
-    Refused {
-        /// Socket of the daemon.
-        path: PathBuf,
-        /// Reason.
-        reason: Refusal,
-    },
-}
+pub use self::{socket::ConnectError, state::Connection};
 
 /// Connects to the daemon, and creates a pool without budget, which requests up to `budget_max` pages of 4 KiB. The
-/// address space is that of [`Pool::new`] with this budget. The connection ends when the pool is dropped.
+/// address space is that of [`Pool::new`] with this budget. The connection ends when the pool is dropped. Tries again for
+/// `units::limits::SOFT_CONNECT_RETRY_TIME` if the process is connected already, or if the daemon is busy.
 ///
 /// # Errors
-/// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process.
+/// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process, such as
+/// [`Refusal::AlreadyConnected`](crate::protocol::Refusal::AlreadyConnected) if the process has another connected pool.
 pub fn connect(path: &Path, budget_max: usize) -> Result<Arc<Pool>, ConnectError> {
     Link::start(path, budget_max, None).map(|(pool, _)| pool)
 }
@@ -109,6 +93,11 @@ impl Requests {
         is_awaited.then_some(state.answers + 1)
     }
 
+    /// Returns the state of the connection.
+    pub fn connection(&self) -> Connection {
+        self.0.state().connection
+    }
+
     /// Returns whether a request is not answered yet, and not overdue.
     pub fn is_open(&self) -> bool {
         let state = self.0.state();
@@ -122,9 +111,10 @@ impl Requests {
     }
 }
 
-fn io_error<E: Into<io::Error>>(path: &Path, operation: &'static str) -> impl FnOnce(E) -> ConnectError {
-    let path = path.to_owned();
-    move |error| ConnectError::Io { operation, path, source: error.into() }
+thread_local! {
+    /// Address of the [`Link`] whose messages this thread handles, or 0. The ID of a thread would need memory that is
+    /// never freed in threads of C programs.
+    static SERVED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Function that is called with the number of answered or lost requests.
@@ -139,85 +129,17 @@ struct Link {
     process: u32,
     pool: OnceLock<Weak<Pool>>,
     state: Mutex<State>,
-    /// Notified when `answers` changes.
-    answered: Condvar,
+    /// Notified when `answers` changes, when the pool is dropped, and when the thread does not use it any more.
+    changed: Condvar,
     /// Called when `answers` changes. With this function, insertions do not wait for answers.
     on_answer: Option<OnAnswer>,
+    /// Thread that handles messages.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("path", &self.path).field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    socket: Option<Arc<OwnedFd>>,
-    /// Budget that the daemon has recorded after it has received all messages. The budget of the pool is never
-    /// larger: it is increased later and reduced earlier.
-    recorded: u64,
-    /// Whether a request was not answered yet.
-    is_requested: bool,
-    /// Whether the request was not answered in time. No thread waits for it any more.
-    is_overdue: bool,
-    /// Number of answered or lost requests.
-    answers: u64,
-    /// Time and pages of the last denied request.
-    denied: Option<(Instant, u64)>,
-    /// Pages of the last request.
-    requested: u64,
-    /// Pages that the daemon has not recorded any more, and that the pool has not given up yet.
-    debt: u64,
-}
-
-impl State {
-    /// Returns whether a request of at most this size was denied recently.
-    fn was_denied_recently(&self, pages: u64) -> bool {
-        let is_recent = |at: Instant| Ns::from(at.elapsed()) < SOFT_DENIAL_INTERVAL;
-        self.denied.is_some_and(|(at, denied)| pages >= denied && is_recent(at))
-    }
-
-    /// Sends a message. A connection that accepts no message is given up: the daemon always reads its messages.
-    fn send(&mut self, message: ClientMessage) -> bool {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let is_sent =
-            self.socket.as_ref().is_some_and(|socket| send(socket, &message.encode(), flags).is_ok());
-        if !is_sent {
-            self.close();
-        }
-        is_sent
-    }
-
-    /// Ends the connection, also if a forked child has the socket, too. The thread notices it.
-    fn close(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            shutdown(&socket, Shutdown::Both).ok(); // the connection may have ended already
-        }
-    }
-
-    /// Requests pages up to the largest budget, unless as many or fewer were denied recently. Returns whether there is
-    /// a request, which may be an earlier one.
-    fn request(&mut self, pages: usize, budget_max: u64, held: usize) -> bool {
-        let pages = budget_max.saturating_sub(self.recorded).min(pages as u64);
-        if !self.is_requested && self.debt == 0 && pages > 0 && !self.was_denied_recently(pages) {
-            self.requested = pages;
-            self.is_requested = self.send(ClientMessage::Request { pages, held: held as u64 });
-        }
-        self.is_requested
-    }
-
-    /// Records that the pool must give pages up that the daemon has not recorded any more.
-    fn owe(&mut self, pages: u64) {
-        self.recorded = self.recorded.saturating_sub(pages);
-        self.debt = self.debt.saturating_add(pages);
-    }
-
-    /// Gives back budget that the pool does not have any more. Without a connection, the next one begins without
-    /// it.
-    fn give_back(&mut self, pages: u64, held: u64) {
-        self.recorded = self.recorded.saturating_sub(pages);
-        self.send(ClientMessage::Returned { pages, held });
     }
 }
 
@@ -232,7 +154,7 @@ impl BudgetSource for Link {
         }
         let answers = state.answers;
         let timeout = SOFT_REQUEST_TIMEOUT.as_duration();
-        let waited = self.answered.wait_timeout_while(state, timeout, |state| state.answers == answers);
+        let waited = self.changed.wait_timeout_while(state, timeout, |state| state.answers == answers);
         let (mut state, result) = waited.unwrap_or_else(PoisonError::into_inner);
         state.is_overdue = result.timed_out();
         0
@@ -255,7 +177,37 @@ impl BudgetSource for Link {
             state.give_back(pages as u64, held as u64);
         }
         if pool.is_none() {
-            state.close(); // the pool is being dropped
+            // The pool is being dropped.
+            state.close();
+            state.is_ending = true;
+            drop(state);
+            self.changed.notify_all();
+            self.wait_for_end();
+        }
+    }
+
+    /// Waits for the end of the thread, if the pool is dropped or used by nothing but the thread, at most
+    /// [`SOFT_CLIENT_END_TIMEOUT`]. Does not wait in the thread itself.
+    fn wait_for_end(&self) {
+        // The lock of the thread is not available to a forked child, and not to the thread itself.
+        if self.process != std::process::id() || SERVED.get() == self.address() {
+            return;
+        }
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            return;
+        }
+        let is_in_use = |state: &mut State| {
+            let owners = self.pool.get().map_or(0, Weak::strong_count);
+            !state.has_ended && (owners == 0 || (owners == 1 && state.is_pool_in_use))
+        };
+        let timeout = SOFT_CLIENT_END_TIMEOUT.as_duration();
+        let waited = self.changed.wait_timeout_while(self.state(), timeout, is_in_use);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let has_ended = state.has_ended;
+        drop(state);
+        if let Some(thread) = thread.take_if(|_| has_ended) {
+            thread.join().ok(); // a panic of the thread was reported already
         }
     }
 }
@@ -281,15 +233,42 @@ impl Link {
             process: std::process::id(),
             pool: OnceLock::new(),
             state: Mutex::default(),
-            answered: Condvar::new(),
+            changed: Condvar::new(),
             on_answer,
+            thread: Mutex::default(),
         });
         let pool = Pool::with_source(0, Pool::address_space_for(budget_max), link.clone())?;
         link.pool.get_or_init(|| Arc::downgrade(&pool));
-        let (first, connection) = (link.open()?, link.clone());
+        let (first, connection) = (link.open_with_retries()?, link.clone());
         let thread = thread::Builder::new().name("tarn-soft".to_owned());
-        thread.spawn(move || connection.run(first)).map_err(io_error(path, "start the thread for"))?;
+        let thread = thread.spawn(move || {
+            SERVED.set(connection.address());
+            connection.run(first);
+            connection.state().has_ended = true;
+            connection.changed.notify_all();
+        });
+        let thread = thread.map_err(io_error(path, "start the thread for"))?;
+        *link.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok((pool, link))
+    }
+
+    /// Connects, with further attempts after a transient error.
+    fn open_with_retries(&self) -> Result<Arc<OwnedFd>, ConnectError> {
+        let started = Instant::now();
+        loop {
+            match self.open() {
+                Err(error)
+                    if error.is_transient() && Ns::from(started.elapsed()) < SOFT_CONNECT_RETRY_TIME =>
+                {
+                    thread::sleep(SOFT_CONNECT_RETRY_INTERVAL.as_duration());
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -300,6 +279,17 @@ impl Link {
         self.pool.get()?.upgrade()
     }
 
+    /// Calls a function of the thread with the pool. Returns `None` if the pool was dropped.
+    fn with_pool<R>(&self, function: impl FnOnce(&Pool) -> R) -> Option<R> {
+        self.state().is_pool_in_use = true;
+        let pool = self.pool();
+        let result = pool.as_deref().map(function);
+        drop(pool);
+        self.state().is_pool_in_use = false;
+        self.changed.notify_all();
+        result
+    }
+
     /// Returns the pool, unless this process is a forked child.
     fn own_pool(&self) -> Option<Arc<Pool>> {
         if self.process == std::process::id() { self.pool() } else { None }
@@ -307,16 +297,12 @@ impl Link {
 
     /// Connects, and states the recorded budget. Gives up the part of it that the daemon does not accept.
     fn open(&self) -> Result<Arc<OwnedFd>, ConnectError> {
-        // If the daemon is stopped and its queue of connections is full, this is an error.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(io_error(&self.path, "create a socket for"))?;
-        let address = SocketAddrUnix::new(&self.path).map_err(io_error(&self.path, "connect to"))?;
-        connect_socket(&socket, &address).map_err(io_error(&self.path, "connect to"))?;
-        let socket = Arc::new(socket);
+        let socket = Arc::new(connect_to(&self.path)?);
         let mut state = self.state();
         let budget = state.recorded;
-        state.socket = Some(socket.clone());
+        if !state.is_ending {
+            state.socket = Some(socket.clone());
+        }
         state.send(ClientMessage::Hello { version: VERSION, budget });
         drop(state);
         let answer = match wait_readable(&socket, SOFT_WELCOME_TIMEOUT) {
@@ -326,7 +312,10 @@ impl Link {
         };
         match answer {
             Ok(DaemonMessage::Welcome { budget: kept }) => {
-                self.state().owe(budget.saturating_sub(kept));
+                let mut state = self.state();
+                state.connection = Connection::Connected;
+                state.owe(budget.saturating_sub(kept));
+                drop(state);
                 self.pay_debt();
                 Ok(socket)
             }
@@ -341,27 +330,59 @@ impl Link {
     /// Revokes budget that the daemon has not recorded, as far as possible.
     fn pay_debt(&self) {
         let debt = self.state().debt;
-        if let Some(pool) = self.pool().filter(|_| debt > 0) {
-            let revoked = pool.revoke(to_usize(debt)) as u64;
-            let mut state = self.state();
-            state.debt = state.debt.saturating_sub(revoked).min(pool.stats().budget as u64);
+        if debt > 0 {
+            self.with_pool(|pool| {
+                let revoked = pool.revoke(to_usize(debt)) as u64;
+                let mut state = self.state();
+                state.debt = state.debt.saturating_sub(revoked).min(pool.stats().budget as u64);
+            });
         }
     }
 
     /// Handles messages until the pool is dropped.
     fn run(&self, first: Arc<OwnedFd>) {
         let mut connection = Some(first);
+        let mut refused_since = None;
         loop {
             let ended = connection.take().map_or(Ended::Lost, |socket| self.serve(&socket));
             if matches!(ended, Ended::PoolDropped) {
                 return;
             }
             self.forget_connection();
-            thread::sleep(SOFT_RECONNECT_INTERVAL.as_duration());
-            if self.pool().is_none() {
+            if self.wait_before_reconnection() {
                 return;
             }
-            connection = self.open().ok();
+            match self.open() {
+                Ok(socket) => {
+                    refused_since = None;
+                    connection = Some(socket);
+                }
+                Err(error) => self.handle_failure(&error, &mut refused_since),
+            }
+        }
+    }
+
+    /// Waits before a further attempt to connect. Returns whether the pool was dropped.
+    fn wait_before_reconnection(&self) -> bool {
+        let interval = SOFT_RECONNECT_INTERVAL.as_duration();
+        let waited = self.changed.wait_timeout_while(self.state(), interval, |state| !state.is_ending);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_ending
+    }
+
+    /// Gives the budget up if the daemon has refused the process for a long time: it does not count this budget.
+    fn handle_failure(&self, error: &ConnectError, refused_since: &mut Option<Instant>) {
+        let ConnectError::Refused { reason, .. } = error else {
+            self.state().connection = Connection::Lost;
+            return;
+        };
+        let since = *refused_since.get_or_insert_with(Instant::now);
+        let mut state = self.state();
+        state.connection = Connection::Refused(*reason);
+        if Ns::from(since.elapsed()) >= SOFT_REFUSED_TIME {
+            let recorded = state.recorded;
+            state.owe(recorded);
+            drop(state);
+            self.pay_debt();
         }
     }
 
@@ -377,7 +398,7 @@ impl Link {
         state.answers += 1;
         let answers = state.answers;
         drop(state);
-        self.answered.notify_all();
+        self.changed.notify_all();
         self.on_answer.iter().for_each(|on_answer| on_answer(answers));
     }
 
@@ -385,9 +406,9 @@ impl Link {
         let mut reported = None;
         let mut reported_at = Instant::now();
         loop {
-            let Some(pool) = self.pool() else { return Ended::PoolDropped };
-            let held = pool.stats().held as u64;
-            drop(pool); // the owner of the pool can drop it meanwhile
+            let Some(held) = self.with_pool(|pool| pool.stats().held as u64) else {
+                return Ended::PoolDropped;
+            };
             let mut wait = SOFT_USAGE_INTERVAL.since(reported_at.elapsed().into());
             if wait == Ns::ZERO {
                 (reported_at, wait) = (Instant::now(), SOFT_USAGE_INTERVAL);
@@ -418,7 +439,10 @@ impl Link {
     }
 
     fn handle(&self, message: DaemonMessage) -> Result<(), Ended> {
-        let pool = self.pool().ok_or(Ended::PoolDropped)?;
+        self.with_pool(|pool| self.handle_with(pool, message)).unwrap_or(Err(Ended::PoolDropped))
+    }
+
+    fn handle_with(&self, pool: &Pool, message: DaemonMessage) -> Result<(), Ended> {
         match message {
             DaemonMessage::Granted { pages } => {
                 let mut state = self.state();
@@ -432,7 +456,7 @@ impl Link {
                 Ok(())
             }
             DaemonMessage::Demand { demand, pages } => {
-                self.revoke(&pool, pages);
+                self.revoke(pool, pages);
                 let held = pool.stats().held as u64;
                 let is_sent = self.state().send(ClientMessage::Answered { demand, held });
                 if is_sent { Ok(()) } else { Err(Ended::Lost) }
@@ -458,22 +482,4 @@ impl Link {
 
 fn to_usize(pages: u64) -> usize {
     usize::try_from(pages).unwrap_or(usize::MAX)
-}
-
-/// Waits until a message or the end of the connection can be received. Returns `false` after the timeout.
-fn wait_readable(socket: &OwnedFd, timeout: Ns) -> io::Result<bool> {
-    let timeout = Timespec::try_from(timeout.as_duration()).map_err(io::Error::other)?;
-    loop {
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-}
-
-fn receive(socket: &OwnedFd) -> io::Result<DaemonMessage> {
-    let mut buffer = [0; MESSAGE_BYTES + 1]; // a longer message is detected by its length
-    let (received, _) = recv(socket, &mut buffer, RecvFlags::empty())?;
-    DaemonMessage::decode(&buffer[..received]).map_err(io::Error::other)
 }

@@ -11,7 +11,8 @@ use std::{
 };
 
 use units::limits::{
-    SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX, SOFT_LOCK_YIELDS_MAX,
+    SOFT_DISCARD_BATCH, SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX,
+    SOFT_LOCK_YIELDS_MAX,
 };
 
 use crate::{
@@ -186,6 +187,11 @@ impl<S: State> Shared<S> {
         }
     }
 
+    /// Returns whether evicted values need a callback or a drop.
+    fn needs_delivery(&self) -> bool {
+        self.deliver.is_some() || std::mem::needs_drop::<S::Evicted>()
+    }
+
     fn deliver(&self, evicted: S::Evicted) {
         let _mark = CallbackMark::set();
         self.evicted.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +205,7 @@ impl<S: State> Shared<S> {
     /// Evicts one unit. Returns `None` if there is none. Adds it to the batch unless it needs no delivery,
     /// which saves a copy of the value.
     fn evict(&self, state: &mut S, batch: &mut Vec<S::Evicted>) -> Option<()> {
-        if self.deliver.is_some() || std::mem::needs_drop::<S::Evicted>() {
+        if self.needs_delivery() {
             batch.push(state.evict()?);
         } else {
             state.discard()?;
@@ -208,10 +214,11 @@ impl<S: State> Shared<S> {
         Some(())
     }
 
-    /// Evicts up to [`Self::BATCH`] units until no pages are missing, or until compaction can free them, and
+    /// Evicts up to [`Self::BATCH`] units, or [`SOFT_DISCARD_BATCH`] without a delivery, until no pages are missing, or until compaction can free them, and
     /// decrements `units` for each. `missing` returns the number of missing pages.
     /// Returns the number of freed pages, and whether no more must or can be evicted.
     fn evict_batch(&self, missing: impl Fn() -> usize, units: &mut usize) -> (usize, bool) {
+        let batch_max = if self.needs_delivery() { Self::BATCH } else { SOFT_DISCARD_BATCH };
         let mut batch = Vec::new();
         let mut state = self.lock();
         // Under the lock, because another thread may have freed pages while this one waited for it.
@@ -223,7 +230,7 @@ impl<S: State> Shared<S> {
             if *units == 0 || freed(&state) + state.unused_pages() >= pages {
                 break true;
             }
-            if evicted == Self::BATCH {
+            if evicted == batch_max {
                 break false;
             }
             if self.evict(&mut state, &mut batch).is_none() {
@@ -264,6 +271,27 @@ impl<S: State> Shared<S> {
         }
     }
 
+    /// Evicts values that need no delivery, and moves the others together, until no pages are missing or no value is
+    /// left. Holds the lock meanwhile, so that other threads cannot use the freed memory for new values. Returns the
+    /// number of freed pages.
+    fn reclaim_under_lock(&self, missing: &dyn Fn(usize) -> usize) -> usize {
+        let mut state = self.lock();
+        let held = state.held_pages();
+        let freed = |state: &S| held.saturating_sub(state.held_pages());
+        loop {
+            let pages = missing(freed(&state));
+            while state.unused_pages() < pages && state.discard().is_some() {
+                self.evicted.fetch_add(1, Ordering::Relaxed);
+            }
+            let held_before = state.held_pages();
+            state.free_unused(pages);
+            // Each step frees a page, or is the last one.
+            if state.held_pages() == held_before {
+                return freed(&state);
+            }
+        }
+    }
+
     /// Frees pages without an eviction until no pages are missing, and returns their number. Releases the lock
     /// between two steps.
     fn free_unused_in_steps(&self, missing: &dyn Fn(usize) -> usize) -> usize {
@@ -299,10 +327,13 @@ impl<S: State> Revocable for Shared<S> {
     }
 
     fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize {
-        // Values that callbacks and other threads insert meanwhile are not evicted, so that the loop ends.
+        // Values that callbacks and other threads insert meanwhile are not evicted at first, so that the loop ends.
         let evictable = self.lock().evictable();
         let mut units = evictable;
-        let freed = self.reclaim_units(missing, &mut units);
+        let mut freed = self.reclaim_units(missing, &mut units);
+        if missing(freed) > 0 && !self.needs_delivery() {
+            freed += self.reclaim_under_lock(&|now| missing(freed + now));
+        }
         if units < evictable {
             self.reclamations.fetch_add(1, Ordering::Relaxed);
         }

@@ -2,7 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::AtomicUsize,
+    sync::atomic::{AtomicBool, AtomicUsize},
 };
 
 use proptest::prelude::*;
@@ -431,5 +431,71 @@ proptest! {
             prop_assert_eq!(contents(&cache), expected.collect::<Vec<_>>());
             prop_assert!(pool.stats().held <= budget && pool.stats().held == cache.usage().held_pages);
         }
+    }
+}
+
+/// Source that has a number of pages.
+#[derive(Default)]
+struct Reserve(AtomicUsize);
+
+impl BudgetSource for Reserve {
+    fn request(&self, pages: usize) -> usize {
+        let granted = pages.min(self.0.load(Ordering::Relaxed));
+        self.0.fetch_sub(granted, Ordering::Relaxed);
+        granted
+    }
+
+    fn give_back(&self, pages: usize) {
+        self.0.fetch_add(pages, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn empty_cache_without_budget_requests_budget_for_each_entry() {
+    let source = Arc::new(Reserve::default());
+    let pool = Pool::with_source(0, 1024, source.clone()).unwrap();
+    let cache = SoftByteCache::new(&pool, Priority(0)).unwrap();
+    for key in [b"a", b"b", b"c"] {
+        assert_eq!(cache.insert(key, &[b"value"]), Err(SoftError::OutOfBudget { pages: 1 }));
+    }
+    source.give_back(1);
+    assert_eq!(cache.insert(b"d", &[b"value"]), Ok(false));
+    // A full cache requests budget for an entry that does not fit in place of others.
+    source.give_back(8);
+    assert_eq!(cache.insert(b"large", &[&[1; 20_000]]), Ok(false));
+    assert_eq!((cache.len(), pool.stats().budget), (2, 9));
+}
+
+#[test]
+fn revocations_are_complete_while_another_thread_inserts_without_errors() {
+    let rounds = if cfg!(miri) { 2 } else { 100 };
+    for value_bytes in [94, 3000, 20_000] {
+        let (pool, cache) = cache(256);
+        let (is_done, inserted) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (error, revoked) = std::thread::scope(|scope| {
+            let inserter = scope.spawn(|| {
+                let mut numbers = (0..u32::MAX).take_while(|_| !is_done.load(Ordering::Relaxed));
+                let value = vec![7; value_bytes];
+                numbers.find_map(|number| {
+                    inserted.fetch_add(1, Ordering::Relaxed);
+                    cache.insert(&number.to_be_bytes(), &[&value]).err()
+                })
+            });
+            let revoked = (0..rounds).map(|round| {
+                let before = inserted.load(Ordering::Relaxed);
+                while inserted.load(Ordering::Relaxed) < before + 300 && !inserter.is_finished() {
+                    std::thread::yield_now();
+                }
+                let pages = if round % 2 == 0 { 240 } else { 32 };
+                let revoked = pool.revoke(pages);
+                pool.grant(revoked);
+                revoked
+            });
+            let revoked: Vec<_> = revoked.collect();
+            is_done.store(true, Ordering::Relaxed);
+            (inserter.join().unwrap(), revoked)
+        });
+        assert_eq!(error, None, "{value_bytes} bytes");
+        assert_eq!(revoked, [240, 32].repeat(rounds / 2), "{value_bytes} bytes");
     }
 }

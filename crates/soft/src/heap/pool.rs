@@ -48,6 +48,8 @@ pub trait BudgetSource: Send + Sync {
     fn request_ahead(&self, _pages: usize) {}
     /// Returns pages that the pool does not use.
     fn give_back(&self, pages: usize);
+    /// Waits until the threads of the source have ended, if nothing but the source uses the pool.
+    fn wait_for_end(&self) {}
 }
 
 /// Source that grants no pages. The budget of the pool stays constant.
@@ -244,6 +246,14 @@ impl Pool {
             request: Mutex::default(),
             is_low: AtomicBool::new(false),
         }))
+    }
+
+    /// Drops a reference to a pool. If it is the last one, waits for the end of the threads of the source, which may
+    /// still use the pool.
+    pub fn release(pool: Arc<Self>) {
+        let source = pool.source.clone();
+        drop(pool);
+        source.wait_for_end();
     }
 
     /// Returns the budget and its use.

@@ -19,6 +19,11 @@ pub const SOFT_C_FORKS_MAX: usize = 1024;
 pub const SOFT_IDLE_PAGES_MAX: usize = 256;
 /// Maximum number of values that are evicted under one lock, before their callbacks run.
 pub const SOFT_EVICTION_BATCH: usize = 64;
+/// Maximum number of values that are evicted under one lock if they need no callback.
+pub const SOFT_DISCARD_BATCH: usize = 1024;
+/// Minimum number of evictions that an insertion into a full cache attempts, also if the cache has fewer entries: other
+/// threads may use the freed memory first.
+pub const SOFT_INSERT_EVICTIONS_MIN: usize = 1024;
 /// Maximum size of the values that are evicted under one lock, in bytes. A larger value is evicted alone.
 pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
 /// Maximum length of the key of a byte string in soft memory, in bytes. The length has two bytes.
@@ -62,6 +67,16 @@ pub const SOFT_REQUEST_TIMEOUT: Ns = Ns::secs(3);
 pub const SOFT_WELCOME_TIMEOUT: Ns = Ns::secs(1);
 /// Time after which a process connects again to the daemon of soft memory.
 pub const SOFT_RECONNECT_INTERVAL: Ns = Ns::ms(500);
+/// Time in which a process tries to connect again if the daemon of soft memory still has its earlier connection, or has
+/// too many unaccepted connections.
+pub const SOFT_CONNECT_RETRY_TIME: Ns = Ns::secs(2);
+/// Interval between two of these attempts.
+pub const SOFT_CONNECT_RETRY_INTERVAL: Ns = Ns::ms(10);
+/// Maximum time for which the drop of a connected pool waits for the end of its thread.
+pub const SOFT_CLIENT_END_TIMEOUT: Ns = Ns::secs(1);
+/// Time after which a process gives up its budget if the daemon of soft memory refuses it all the time. The daemon does
+/// not count this budget.
+pub const SOFT_REFUSED_TIME: Ns = Ns::secs(5);
 /// Interval at which a process reports its use of soft memory, if it has changed.
 pub const SOFT_USAGE_INTERVAL: Ns = Ns::ms(250);
 /// Maximum number of pages that a process revokes before it reports them to the daemon (8 MiB).
@@ -140,6 +155,11 @@ pub const SOFT_CACHE_RETAINED_BYTES_MAX: usize = 4 << 10;
 pub const SOFT_CACHE_WRITE_TIMEOUT: Ns = Ns::secs(10);
 /// Time for the last replies after SIGTERM.
 pub const SOFT_CACHE_SHUTDOWN_TIMEOUT: Ns = Ns::secs(5);
+/// Maximum number of bytes that are read and discarded after the reply to a violation of the protocol, so that the
+/// client receives the reply.
+pub const SOFT_CACHE_DISCARDED_BYTES_MAX: usize = 64 << 20;
+/// Maximum time for which these bytes are read.
+pub const SOFT_CACHE_DISCARD_TIMEOUT: Ns = Ns::secs(2);
 /// Maximum length of the name of a client, in bytes.
 pub const SOFT_CACHE_CLIENT_NAME_BYTES_MAX: usize = 256;
 /// Maximum length of the arguments in an error reply, in bytes.
