@@ -10,7 +10,7 @@ use super::{
 use crate::{
     config::early_eviction::EarlyEviction,
     early_eviction::{IoPriority, demotes_memory},
-    host::{remote::RemoteDevice, sysfs::Sysfs},
+    host::remote::RemoteDevice,
 };
 
 /// Kernel parameter that enables zswap.
@@ -103,7 +103,7 @@ mod tests {
     use tiering::evict::Settings;
 
     use super::*;
-    use crate::host::sysfs::fake::FakeSysfs;
+    use crate::host::sysfs::{Sysfs, fake::FakeSysfs};
 
     /// Regression test: the doctor advised to boot another kernel if the folder was missing, or had no
     /// controller `memory`.
