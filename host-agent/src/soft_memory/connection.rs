@@ -54,10 +54,14 @@ impl Peer {
 
     /// Returns whether one side has closed the connection. Messages may still be received.
     pub fn is_closed(&self) -> bool {
-        let mut sockets = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
-        poll(&mut sockets, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
-            && sockets[0].revents().contains(PollFlags::HUP)
+        is_closed(self.socket.get_ref())
     }
+}
+
+fn is_closed(socket: &OwnedFd) -> bool {
+    let mut sockets = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut sockets, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+        && sockets[0].revents().contains(PollFlags::HUP)
 }
 
 fn send_to(socket: &AsyncFd<OwnedFd>, message: DaemonMessage) -> bool {
@@ -94,9 +98,12 @@ pub struct Shared {
 /// The process has ended, or its user has too many connections.
 pub fn start(socket: OwnedFd, number: ConnectionNumber, shared: &Shared) -> io::Result<()> {
     let PeerCredentials { pid, user } = PeerCredentials::read(&socket)?;
+    let is_allowed = shared.permits.is_allowed(user);
+    if !is_allowed && is_closed(&socket) {
+        return Ok(()); // no process receives the reason
+    }
     let permit = shared.permits.acquire(user)?;
     let socket = Arc::new(readiness::watch(socket)?);
-    let is_allowed = shared.permits.is_allowed(user);
     let Some(pid) = pid.filter(|_| is_allowed) else {
         let reason = if is_allowed { Refusal::PidNamespace } else { Refusal::UserNotAllowed };
         shared.log.log(&format_args!("client of soft memory of user {user}"), &reason);
