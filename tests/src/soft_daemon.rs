@@ -34,7 +34,7 @@ pub struct SoftDaemon {
     dir: TempDir,
     size: Bytes,
     settings: Settings,
-    /// `None` only during a restart.
+    /// `None` while the daemon is stopped.
     runtime: Option<Runtime>,
     reports: Arc<ReportSlot<Report>>,
 }
@@ -50,9 +50,14 @@ impl SoftDaemon {
         daemon
     }
 
+    /// Ends the daemon with all connections.
+    pub fn stop(&mut self) {
+        drop(self.runtime.take());
+    }
+
     /// Ends the daemon with all connections, and starts another one with soft memory of this size.
     pub fn restart(&mut self, size: Bytes) {
-        drop(self.runtime.take());
+        self.stop();
         self.size = size;
         self.reports = Arc::default();
         let config = SoftMemory {

@@ -332,14 +332,15 @@ async fn other_clients_are_served_while_a_set_waits_for_the_stopped_agent() {
     assert_eq!(reader.run(b"GET small\r\n"), "$5\r\nvalue\r\n");
     assert!(!writer.has_reply(), "the reader does not wait for the writer");
     // When the answer is overdue, values are evicted for new ones. No command fails.
-    assert_eq!(writer.receive(1), "-", "the value is larger than the budget");
+    assert_eq!(writer.run(b""), "+OK\r\n", "a value without budget is evicted at once");
+    assert_eq!((reader.run(b"GET large\r\n"), cache.info("soft_unstored_values")), ("$-1\r\n".to_owned(), 1));
     fill(&cache, "pair:", 3000, 1000);
     assert!(cache.info("evicted_keys") > 0);
     host.rack.signal_agent(0, Signal::CONT);
     wait_for(|| {
         let mut client = cache.connect();
-        client.send(&set_command("large", LARGE_VALUE_BYTES)).unwrap();
-        (client.receive(1) == "+").then_some(())
+        client.run(&set_command("large", LARGE_VALUE_BYTES));
+        (client.run(b"STRLEN large\r\n") == format!(":{LARGE_VALUE_BYTES}\r\n")).then_some(())
     });
     assert!(cache.info("soft_budget_bytes") >= 4 << 20);
 }
@@ -377,4 +378,102 @@ fn caches_trade_memory_through_the_daemon_as_their_load_turns() {
     assert_eq!((report.client_count, report.free.get() + budgets * 4096), (2, 20 * MIB));
     let error = text(&first.cli(&["CONFIG", "SET", "maxmemory", "1mb"]));
     assert!(error.contains("the soft memory daemon determines the budget"), "{error}");
+}
+
+#[test]
+fn caches_that_write_at_once_through_the_daemon_have_no_errors() {
+    const KEYS: u32 = 100_000;
+    let daemon = SoftDaemon::start(Bytes::mib(32), Settings::default());
+    let socket = daemon.socket();
+    let options = ["--memory", "64MiB", "--daemon", socket.to_str().unwrap()];
+    let caches = [CacheServer::start(&options), CacheServer::start(&options)];
+    // A value and its key fill a quarter of a page, so each cache writes more than the soft memory of the host.
+    std::thread::scope(|scope| {
+        for cache in &caches {
+            scope.spawn(|| fill(cache, "key:", KEYS, 1000));
+            scope.spawn(|| fill(cache, "other:", KEYS / 4, 100));
+        }
+    });
+    let held: Vec<_> = caches.iter().map(|cache| cache.info("used_memory")).collect();
+    assert!(held.iter().sum::<u64>() <= 32 << 20, "{held:?}");
+    for cache in &caches {
+        assert!(cache.info("evicted_keys") > 0);
+    }
+}
+
+#[test]
+fn values_without_budget_are_evicted_at_once() {
+    let daemon = SoftDaemon::start(Bytes::ZERO, Settings::default());
+    let socket = daemon.socket();
+    let cache = CacheServer::start(&["--memory", "16MiB", "--daemon", socket.to_str().unwrap()]);
+    let mut client = cache.connect();
+    for (commands, replies) in [
+        ("SET a 1\r\n", "+OK\r\n"),
+        ("GET a\r\n", "$-1\r\n"),
+        ("INCR n\r\nINCR n\r\n", ":1\r\n:1\r\n"),
+        ("APPEND s abc\r\n", ":3\r\n"),
+        ("MSET a 1 b 2\r\n", "+OK\r\n"),
+        ("SETNX a 1\r\nEXISTS a\r\n", ":1\r\n:0\r\n"),
+    ] {
+        assert_eq!(client.run(commands.as_bytes()), replies, "{commands}");
+    }
+    assert_eq!((cache.info("soft_unstored_values"), cache.info("evicted_keys")), (7, 7));
+    client.send(&set_command("large", 16 << 20)).unwrap();
+    assert_eq!(client.receive(4), "-OOM", "the value exceeds the largest budget");
+}
+
+#[test]
+fn lost_connection_to_the_daemon_is_logged_and_in_info() {
+    let mut daemon = SoftDaemon::start(Bytes::mib(8), Settings::default());
+    let socket = daemon.socket();
+    let mut cache = CacheServer::start(&["--daemon", socket.to_str().unwrap()]);
+    let wait_for_state = |cache: &CacheServer, state: &str| {
+        let field = format!("soft_daemon:{state}\r\n");
+        wait_for(|| cache.connect().run(b"INFO soft_memory\r\n").contains(&field).then_some(()));
+    };
+    wait_for_state(&cache, "connected");
+    daemon.stop();
+    wait_for_state(&cache, "disconnected");
+    daemon.restart(Bytes::mib(8));
+    wait_for_state(&cache, "connected");
+    cache.terminate();
+    let (_, log) = cache.wait();
+    let lines = ["lost the connection to the soft memory daemon", "connected to the soft memory daemon"];
+    let positions = lines.map(|line| log.find(line));
+    assert!(positions[0].is_some() && positions[0] < positions[1], "{log}");
+}
+
+#[test]
+fn http_requests_execute_no_commands() {
+    let mut server = CacheServer::start(&[]);
+    for head in ["POST / HTTP/1.1", "GET / HTTP/1.1\r\nHost: localhost"] {
+        let mut client = server.connect();
+        client.send(format!("{head}\r\n\r\nSET attack 1\r\n").as_bytes()).unwrap();
+        client.receive_to_end();
+    }
+    assert_eq!(text(&server.cli(&["EXISTS", "attack"])), "0\n");
+    assert_eq!(server.info("closed_connections"), 2);
+    server.terminate();
+    let (_, log) = server.wait();
+    assert!(log.contains("possible attack: the client sent an HTTP request"), "{log}");
+}
+
+#[test]
+fn client_that_sends_a_too_large_value_receives_the_error() {
+    let server = CacheServer::start(&[]);
+    let mut client = server.connect();
+    client.send(&set_command("large", (16 << 20) + 1)).unwrap();
+    assert_eq!(client.receive_to_end(), b"-ERR Protocol error: invalid bulk length\r\n");
+    assert_eq!(server.info("closed_connections"), 1);
+}
+
+#[test]
+fn socket_of_another_server_is_not_removed() {
+    let mut server = CacheServer::start(&[]);
+    fs::remove_file(server.socket()).unwrap();
+    fs::write(server.socket(), "other").unwrap();
+    server.terminate();
+    let (status, log) = server.wait();
+    assert!(status.success() && log.contains("cannot remove the socket"), "{log}");
+    assert_eq!(fs::read(server.socket()).unwrap(), b"other");
 }

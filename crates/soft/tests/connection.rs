@@ -1,5 +1,6 @@
 //! Connections to a daemon that accepts or refuses them.
 #![cfg(not(miri))]
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
     fs,

@@ -8,6 +8,9 @@ use crate::{
     session::Session,
 };
 
+/// Reason in the log for values that are evicted at once.
+const UNSTORED: &str = "evicted at once: the soft memory daemon provides no budget for it";
+
 /// Execution of a command for one client.
 #[derive(Debug)]
 pub struct Call<'a> {
@@ -22,30 +25,56 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Stores a value that is the concatenation of two parts.
+    /// Stores a value that is the concatenation of two parts. If the daemon provides no budget for it, the value is
+    /// evicted at once.
     ///
     /// # Errors
-    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; the store is unchanged then. Another error
-    /// if the value does not fit after the eviction of all others.
+    /// [`CommandError::BudgetRequested`] if the daemon may provide budget; no value was stored then. Another error if
+    /// the key or the value is too long, or does not fit into the largest budget.
     pub fn store(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), CommandError> {
-        let (server, waits) = (self.server, self.session.budget_waits);
-        if server.memory.has_daemon() {
-            match server.store.try_set(key, value, expiry) {
-                Ok(()) => {
-                    if waits > 0 {
-                        server.memory.count_success();
-                    }
-                    return Ok(());
-                }
-                Err(SoftError::OutOfBudget { pages }) => {
-                    if let Some(answer) = server.memory.request_budget(pages, waits) {
-                        return Err(CommandError::BudgetRequested(answer));
-                    }
-                }
-                Err(_) => {} // an eviction may provide address space
-            }
+        let (Server { store, memory, .. }, waits) = (self.server, self.session.budget_waits);
+        if !memory.has_daemon() {
+            return Ok(store.set(key, value, expiry)?);
         }
-        Ok(server.store.set(key, value, expiry)?)
+        match store.try_set(key, value, expiry) {
+            Ok(()) => {
+                if waits > 0 {
+                    memory.count_success();
+                }
+                return Ok(());
+            }
+            Err(SoftError::OutOfBudget { pages }) => {
+                if let Some(answer) = memory.request_budget(pages, waits) {
+                    return Err(CommandError::BudgetRequested(answer));
+                }
+            }
+            Err(_) => {} // an eviction may provide address space
+        }
+        match store.set(key, value, expiry) {
+            Err(SoftError::OutOfBudget { pages }) if memory.can_provide(pages) => {
+                match memory.request_necessary_budget(pages, waits) {
+                    Some(answer) => Err(CommandError::BudgetRequested(answer)),
+                    None => {
+                        store.evict_new_value(key);
+                        self.server.log.log(&"value", &UNSTORED);
+                        Ok(())
+                    }
+                }
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Changes the expiry time of a key. Returns whether the key has a value.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn set_expiry(&self, key: &[u8], expiry: Option<UnixMs>) -> Result<bool, CommandError> {
+        let Some((old, value)) = self.server.store.copy(key, self.now) else { return Ok(false) };
+        if old != expiry {
+            self.store(key, [&value, b""], expiry)?;
+        }
+        Ok(true)
     }
 }
 

@@ -79,10 +79,18 @@ const COMMANDS: &[Command] = &[
     command("unlink", (2, MANY), keys::del),
 ];
 
+/// Lines of HTTP requests as commands. As in Redis, they close the connection: a web page can make a browser send requests
+/// with commands in their bodies to a server of its host.
+const HTTP_COMMANDS: [&[u8]; 2] = [b"post", b"host:"];
+
 /// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has
 /// no reply either, and must be executed again after the answer in `call.session`.
 pub fn execute(call: &mut Call<'_>, request: Request<'_>) {
     let Some(name) = request.get(0) else { return };
+    if HTTP_COMMANDS.iter().any(|http| name.eq_ignore_ascii_case(http)) {
+        (call.session.is_http, call.session.is_closing) = (true, true);
+        return;
+    }
     if call.session.budget_waits == 0 {
         call.server.counters.commands.fetch_add(1, Ordering::Relaxed);
     }

@@ -17,8 +17,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use units::limits::{
-    SOFT_CACHE_AUTHENTICATION_TIMEOUT, SOFT_CACHE_FLUSH_BYTES, SOFT_CACHE_READ_BYTES,
-    SOFT_CACHE_RETAINED_BYTES_MAX, SOFT_CACHE_WRITE_TIMEOUT,
+    SOFT_CACHE_AUTHENTICATION_TIMEOUT, SOFT_CACHE_DISCARD_TIMEOUT, SOFT_CACHE_DISCARDED_BYTES_MAX,
+    SOFT_CACHE_FLUSH_BYTES, SOFT_CACHE_READ_BYTES, SOFT_CACHE_RETAINED_BYTES_MAX, SOFT_CACHE_WRITE_TIMEOUT,
 };
 
 use crate::{
@@ -40,6 +40,8 @@ thread_local! {
 enum Closure {
     #[error("protocol error: {0}")]
     Protocol(#[from] ProtocolError),
+    #[error("possible attack: the client sent an HTTP request")]
+    Http,
     #[error("the replies exceed the limit of their size")]
     Replies,
     #[error("the buffers of all connections exceed their limit")]
@@ -96,6 +98,9 @@ pub async fn serve(
         Err(closure) => {
             server.counters.closed.fetch_add(1, Ordering::Relaxed);
             server.log.log(&format_args!("client {id}"), &closure);
+            if matches!(closure, Closure::Protocol(_)) {
+                connection.discard_input().await;
+            }
         }
     }
 }
@@ -122,6 +127,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 self.wait_for_budget().await;
                 self.execute_input();
                 self.send_replies().await?;
+            }
+            if self.session.is_http {
+                return Err(Closure::Http);
             }
             if let Some(failure) = self.failure {
                 return Err(failure.into());
@@ -228,6 +236,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.output.bytes.shrink_to(SOFT_CACHE_RETAINED_BYTES_MAX);
         self.count_buffers();
         Ok(())
+    }
+
+    /// Reads and discards input after the last reply, within limits: the kernel discards a reply if the connection is
+    /// closed with unread input.
+    async fn discard_input(&mut self) {
+        self.input = Vec::new();
+        let stream = &mut self.stream;
+        let discard = async {
+            poll_fn(|cx| Pin::new(&mut *stream).poll_shutdown(cx)).await.ok()?;
+            let mut missing = SOFT_CACHE_DISCARDED_BYTES_MAX;
+            loop {
+                let len = poll_fn(|cx| {
+                    READ_BUFFER.with_borrow_mut(|buffer| {
+                        let mut read = ReadBuf::new(buffer);
+                        ready!(Pin::new(&mut *stream).poll_read(cx, &mut read))?;
+                        Poll::Ready(io::Result::Ok(read.filled().len()))
+                    })
+                });
+                missing = missing.checked_sub(len.await.ok().filter(|len| *len > 0)?)?;
+            }
+        };
+        // The connection ends in any case.
+        let _: Result<Option<()>, _> = timeout(SOFT_CACHE_DISCARD_TIMEOUT.as_duration(), discard).await;
     }
 
     /// Informs the server about the size of the buffers. Returns whether all buffers are within the limit.

@@ -86,6 +86,11 @@ pub enum CommandError {
     /// A parameter of CONFIG SET cannot be changed.
     #[error("ERR Unknown option or number of arguments for CONFIG SET - '{0}'")]
     UnknownParameter(String),
+    /// The value of maxmemory is not a size.
+    #[error(
+        "ERR CONFIG SET failed (possibly related to argument 'maxmemory') - argument must be a memory value"
+    )]
+    MaxMemorySyntax,
     /// The value of maxmemory is not allowed.
     #[error(
         "ERR CONFIG SET failed (possibly related to argument 'maxmemory') - argument must be between {minimum} and {maximum}"

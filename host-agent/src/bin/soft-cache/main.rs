@@ -16,10 +16,11 @@ mod reply;
 mod request;
 mod server;
 mod session;
+mod size;
 mod store;
 mod value;
 
-use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use service_files::descriptors;
@@ -77,16 +78,20 @@ async fn serve(options: &Options, server: &Arc<Server>) -> Result<(), Box<dyn Er
     if let Some(address) = options.listen {
         listeners.push(Listener::tcp(address).await?);
     }
+    let mut socket_file = None;
     if let Some((path, mode)) = &options.unix_socket {
-        listeners.push(Listener::unix(path, *mode)?);
+        let (listener, file) = Listener::unix(path, *mode)?;
+        listeners.push(listener);
+        socket_file = Some(file);
     }
     let mut tasks: JoinSet<()> =
         listeners.into_iter().map(|listener| listener.accept_clients(server.clone())).collect();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        never = expire_values(server) => match never {},
+        never = run_in_background(server) => match never {},
     }
+    server.memory.log_connection(); // it may have changed since the last step
     tracing::info!("stopping");
     server.stop();
     let ended = timeout(SOFT_CACHE_SHUTDOWN_TIMEOUT.as_duration(), async {
@@ -95,25 +100,20 @@ async fn serve(options: &Options, server: &Arc<Server>) -> Result<(), Box<dyn Er
     if ended.await.is_err() {
         tracing::warn!(clients = server.clients(), "closing connections that did not accept their replies");
     }
-    if let Some((path, _)) = &options.unix_socket {
-        remove_socket(path);
+    if let Some(file) = socket_file {
+        file.remove();
     }
     Ok(())
 }
 
-/// Removes expired values in the background.
-async fn expire_values(server: &Server) -> std::convert::Infallible {
+/// Removes expired values, and logs changes of the connection to the daemon.
+async fn run_in_background(server: &Server) -> std::convert::Infallible {
     let mut steps = interval(SOFT_CACHE_EXPIRY_INTERVAL.as_duration());
     steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut search = ExpirySearch::default();
     loop {
         steps.tick().await;
+        server.memory.log_connection();
         server.store.expire_step(&mut search, SOFT_CACHE_EXPIRY_PAGES, unix_now());
-    }
-}
-
-fn remove_socket(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::warn!(%error, path = %path.display(), "cannot remove the socket");
     }
 }

@@ -6,14 +6,15 @@
 use std::{
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
+use service_files::log_limit::LogLimit;
 use soft::{
     PAGE_BYTES, Pool, PoolError, PoolStats,
-    client::{ConnectError, Requests},
+    client::{ConnectError, Connection, Requests},
 };
 use tokio::{sync::watch, time::timeout};
 use units::limits::{
@@ -41,6 +42,16 @@ struct Daemon {
     answers: watch::Receiver<u64>,
     /// Number of insertions that lacked budget, since the last one that succeeded after a request.
     rejections: AtomicU32,
+    /// Last state of the connection that [`Memory::log_connection`] has found.
+    connection: Mutex<Connection>,
+    log_limit: LogLimit,
+}
+
+impl Daemon {
+    fn new(requests: Requests, answers: watch::Receiver<u64>) -> Self {
+        let connection = Mutex::new(Connection::Connected);
+        Self { requests, answers, rejections: AtomicU32::new(0), connection, log_limit: LogLimit::default() }
+    }
 }
 
 impl Memory {
@@ -62,7 +73,7 @@ impl Memory {
             sender.send_replace(answer);
         };
         let (pool, requests) = soft::client::connect_without_waiting(socket, maximum, on_answer)?;
-        Ok(Self::new(pool, maximum, Some(Daemon { requests, answers, rejections: AtomicU32::new(0) })))
+        Ok(Self::new(pool, maximum, Some(Daemon::new(requests, answers))))
     }
 
     fn new(pool: Arc<Pool>, maximum: usize, daemon: Option<Daemon>) -> Self {
@@ -84,6 +95,40 @@ impl Memory {
         self.daemon.is_some()
     }
 
+    /// Returns the state of the connection to the daemon for INFO.
+    pub fn connection(&self) -> &'static str {
+        match self.daemon.as_ref().map(|daemon| daemon.requests.connection()) {
+            None => "none",
+            Some(Connection::Connected) => "connected",
+            Some(Connection::Lost) => "disconnected",
+            Some(Connection::Refused(_)) => "refused",
+        }
+    }
+
+    /// Logs a change of the state of the connection since the last call.
+    pub fn log_connection(&self) {
+        let Some(Daemon { requests, connection, log_limit, .. }) = &self.daemon else { return };
+        let current = requests.connection();
+        let before =
+            std::mem::replace(&mut *connection.lock().unwrap_or_else(PoisonError::into_inner), current);
+        if before == current {
+            return;
+        }
+        let Some(suppressed) = log_limit.count_line() else { return };
+        match current {
+            Connection::Connected => tracing::info!(suppressed, "connected to the soft memory daemon"),
+            Connection::Lost => tracing::warn!(suppressed, "lost the connection to the soft memory daemon"),
+            Connection::Refused(reason) => {
+                tracing::warn!(%reason, suppressed, "refused by the soft memory daemon");
+            }
+        }
+    }
+
+    /// Returns whether this number of pages is within the largest budget.
+    pub fn can_provide(&self, pages: usize) -> bool {
+        pages <= self.maximum
+    }
+
     /// Requests budget for a command that lacks `pages` pages, and has waited for `waits` answers already. Returns the
     /// answer for which the command must wait, or `None` if it must evict values instead. If the daemon has denied
     /// requests, only one of [`SOFT_CACHE_REQUEST_INTERVAL`] commands requests budget.
@@ -91,7 +136,16 @@ impl Memory {
         let Daemon { requests, rejections, .. } = self.daemon.as_ref()?;
         let may_request =
             || rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL);
-        if waits >= SOFT_CACHE_BUDGET_WAITS_MAX || (waits == 0 && !requests.is_open() && !may_request()) {
+        if waits == 0 && !requests.is_open() && !may_request() {
+            return None;
+        }
+        self.request_necessary_budget(pages, waits)
+    }
+
+    /// Does the same for a command for which no eviction suffices: each such command requests budget.
+    pub fn request_necessary_budget(&self, pages: usize, waits: u32) -> Option<Answer> {
+        let Daemon { requests, .. } = self.daemon.as_ref()?;
+        if waits >= SOFT_CACHE_BUDGET_WAITS_MAX {
             return None;
         }
         // A larger request amortizes its cost over many values, but may be denied.

@@ -15,6 +15,8 @@ use units::{
     },
 };
 
+use crate::size::parse_size;
+
 /// Address on which the server listens if no address is given, as Redis does.
 const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 6379);
 
@@ -100,7 +102,8 @@ impl Args {
 }
 
 fn parse_memory(text: &str) -> Result<Bytes, String> {
-    let memory: Bytes = text.parse().map_err(|error: units::SizeError| error.to_string())?;
+    let bytes = parse_size(text.as_bytes()).ok_or("must be a size such as 64MiB or 64mb")?;
+    let memory = Bytes::new(bytes);
     match (SOFT_CACHE_MEMORY_MIN.get()..=SOFT_CACHE_MEMORY_MAX.get()).contains(&memory.get()) {
         true => Ok(memory),
         false => Err(format!("must be {SOFT_CACHE_MEMORY_MIN} to {SOFT_CACHE_MEMORY_MAX}")),
@@ -151,9 +154,19 @@ mod tests {
     }
 
     #[test]
+    fn memory_has_the_notation_of_redis_or_binary_units() {
+        for text in ["16MiB", "16mb", "16777216"] {
+            assert_eq!(options(&format!("--memory {text}")).unwrap().pages, 4096);
+        }
+        let error = options("--memory many").unwrap_err();
+        assert!(error.contains("must be a size such as 64MiB or 64mb"), "{error}");
+    }
+
+    #[test]
     fn values_out_of_range_are_rejected() {
         for arguments in [
-            "--memory 1MB",
+            "--memory 1m",
+            "--memory 1TiB",
             "--memory 512KiB",
             "--memory 65GiB",
             "--unix-socket-mode 888",

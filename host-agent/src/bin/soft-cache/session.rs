@@ -15,6 +15,8 @@ pub struct Session {
     pub is_authenticated: bool,
     /// Whether the connection is closed after the next replies.
     pub is_closing: bool,
+    /// Whether the client sent a line of an HTTP request. The connection is closed without a reply then.
+    pub is_http: bool,
     /// Answer of the daemon for which the next command waits. It is executed again then.
     pub awaited_answer: Option<Answer>,
     /// Number of answers for which the next command has waited.
@@ -30,6 +32,7 @@ impl Session {
             protocol: Protocol::default(),
             is_authenticated,
             is_closing: false,
+            is_http: false,
             awaited_answer: None,
             budget_waits: 0,
         }

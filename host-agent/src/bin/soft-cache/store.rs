@@ -21,6 +21,7 @@ pub struct Store {
     hits: AtomicU64,
     misses: AtomicU64,
     expired: AtomicU64,
+    unstored: AtomicU64,
 }
 
 /// Numbers of accesses and expired values since the start.
@@ -32,6 +33,8 @@ pub struct StoreCounts {
     pub misses: u64,
     /// Removed expired values.
     pub expired: u64,
+    /// New values that were evicted at once, because there was no budget for them.
+    pub unstored: u64,
 }
 
 /// Search for expired values, in steps.
@@ -59,6 +62,7 @@ impl Store {
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            unstored: AtomicU64::new(0),
         })
     }
 
@@ -78,6 +82,7 @@ impl Store {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             expired: self.expired.load(Ordering::Relaxed),
+            unstored: self.unstored.load(Ordering::Relaxed),
         }
     }
 
@@ -146,16 +151,10 @@ impl Store {
         Ok(())
     }
 
-    /// Changes the expiry time of a key. Returns whether the key has a value.
-    ///
-    /// # Errors
-    /// Returns an error if the value does not fit any more.
-    pub fn set_expiry(&self, key: &[u8], now: UnixMs, expiry: Option<UnixMs>) -> Result<bool, SoftError> {
-        let Some((old, value)) = self.copy(key, now) else { return Ok(false) };
-        if old != expiry {
-            self.set(key, [&value, b""], expiry)?;
-        }
-        Ok(true)
+    /// Records that a new value of a key was evicted at once, and removes the old one.
+    pub fn evict_new_value(&self, key: &[u8]) {
+        self.cache.remove(key);
+        self.unstored.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Removes a key. Returns whether it had a value that was not expired.
@@ -232,20 +231,17 @@ mod tests {
         store.set(b"k", [b"a", b"b"], Some(UnixMs(100))).unwrap();
         assert_eq!((value(&store, 99), store.len()), (Some(b"ab".to_vec()), 1));
         assert_eq!((value(&store, 100), store.len()), (None, 0));
-        assert_eq!(store.counts(), StoreCounts { hits: 1, misses: 1, expired: 1 });
+        assert_eq!(store.counts(), StoreCounts { hits: 1, misses: 1, expired: 1, unstored: 0 });
         store.set(b"k", [b"", b""], Some(UnixMs(100))).unwrap();
         assert!(store.contains(b"k", UnixMs(99)) && !store.remove(b"k", UnixMs(100)));
     }
 
     #[test]
-    fn expiry_time_is_added_changed_and_removed() {
+    fn new_value_that_is_evicted_at_once_replaces_the_old_one() {
         let store = store();
-        store.set(b"k", [b"value", b""], None).unwrap();
-        for expiry in [Some(UnixMs(100)), Some(UnixMs(200)), None, None] {
-            assert_eq!(store.set_expiry(b"k", UnixMs(50), expiry), Ok(true));
-            assert_eq!(store.copy(b"k", UnixMs(50)), Some((expiry, b"value".to_vec())));
-        }
-        assert_eq!(store.set_expiry(b"l", UnixMs(50), None), Ok(false));
+        store.set(b"k", [b"old", b""], None).unwrap();
+        store.evict_new_value(b"k");
+        assert_eq!((value(&store, 0), store.counts().unstored), (None, 1));
     }
 
     #[test]

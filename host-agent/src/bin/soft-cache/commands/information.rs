@@ -10,6 +10,7 @@ use crate::{
     error::{CommandError, shortened},
     request::Request,
     server::Server,
+    size::parse_size,
 };
 
 /// Version of Redis whose replies and errors this server follows. Some clients check it.
@@ -58,7 +59,7 @@ pub fn config(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandEr
             if !name.eq_ignore_ascii_case(b"maxmemory") {
                 return Err(CommandError::UnknownParameter(shortened(name)));
             }
-            let bytes = parse_memory(argument(request, 3)?).ok_or(CommandError::NotAnInteger)?;
+            let bytes = parse_size(argument(request, 3)?).ok_or(CommandError::MaxMemorySyntax)?;
             call.server.memory.resize(bytes)?;
             call.reply.status("OK");
         }
@@ -92,24 +93,6 @@ fn get_parameters(call: &mut Call<'_>, request: Request<'_>) {
         call.reply.bulk(name.as_bytes());
         call.reply.bulk(value.as_bytes());
     }
-}
-
-/// Parses a size in bytes with an optional unit of Redis, such as `100mb`.
-fn parse_memory(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?.to_ascii_lowercase();
-    let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(unit_start);
-    let unit = match unit {
-        "" | "b" => 1,
-        "k" => 1000,
-        "kb" => 1 << 10,
-        "m" => 1_000_000,
-        "mb" => 1 << 20,
-        "g" => 1_000_000_000,
-        "gb" => 1 << 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// INFO [section ...]
@@ -182,7 +165,7 @@ fn stats_fields(server: &Server) -> Vec<Field> {
         ("rejected_connections", count(&counters.rejected)),
         ("closed_connections", count(&counters.closed)),
         ("expired_keys", store.expired.to_string()),
-        ("evicted_keys", server.store.usage().evicted.to_string()),
+        ("evicted_keys", evicted_values(server).to_string()),
         ("keyspace_hits", store.hits.to_string()),
         ("keyspace_misses", store.misses.to_string()),
     ]
@@ -191,11 +174,18 @@ fn stats_fields(server: &Server) -> Vec<Field> {
 fn soft_memory_fields(server: &Server) -> Vec<Field> {
     let (PoolStats { budget, held }, usage) = (server.memory.stats(), server.store.usage());
     vec![
+        ("soft_daemon", server.memory.connection().to_owned()),
         ("soft_budget_bytes", (budget * PAGE_BYTES).to_string()),
         ("soft_held_bytes", (held * PAGE_BYTES).to_string()),
-        ("soft_evicted_values", usage.evicted.to_string()),
+        ("soft_evicted_values", evicted_values(server).to_string()),
+        ("soft_unstored_values", server.store.counts().unstored.to_string()),
         ("soft_reclamations", usage.reclamations.to_string()),
     ]
+}
+
+/// Returns the number of evicted values, including new values that were evicted at once.
+fn evicted_values(server: &Server) -> u64 {
+    server.store.usage().evicted + server.store.counts().unstored
 }
 
 fn keyspace_fields(server: &Server) -> Vec<Field> {
@@ -210,28 +200,4 @@ fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * PAGE_BYTES as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_the_units_of_redis() {
-        for (text, expected) in [
-            ("100", Some(100)),
-            ("1k", Some(1000)),
-            ("1Kb", Some(1024)),
-            ("3MB", Some(3 << 20)),
-            ("2g", Some(2_000_000_000)),
-            ("1gb", Some(1 << 30)),
-            ("", None),
-            ("mb", None),
-            ("-1", None),
-            ("1tb", None),
-            ("99999999999gb", None),
-        ] {
-            assert_eq!(parse_memory(text.as_bytes()), expected, "{text:?}");
-        }
-    }
 }

@@ -50,7 +50,7 @@ fn expire_after(
     let expiry = expiry_after(call.now, integer_argument(request, 2)?, unit_ms, command)?;
     let has_value = match expiry <= call.now {
         true => call.server.store.remove(key, call.now),
-        false => call.server.store.set_expiry(key, call.now, Some(expiry))?,
+        false => call.set_expiry(key, Some(expiry))?,
     };
     call.reply.integer(has_value.into());
     Ok(())
@@ -60,7 +60,7 @@ fn expire_after(
 pub fn persist(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandError> {
     let key = argument(request, 1)?;
     let expires = call.server.store.peek(key, call.now, |expiry, _| expiry.is_some()).unwrap_or(false);
-    let is_changed = expires && call.server.store.set_expiry(key, call.now, None)?;
+    let is_changed = expires && call.set_expiry(key, None)?;
     call.reply.integer(is_changed.into());
     Ok(())
 }

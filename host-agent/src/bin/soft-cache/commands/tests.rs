@@ -198,6 +198,10 @@ fn errors_have_the_texts_of_redis() {
                 "-ERR Client names cannot contain spaces, newlines or special characters.",
             ),
             ("CONFIG SET save x", "-ERR Unknown option or number of arguments for CONFIG SET - 'save'"),
+            (
+                "CONFIG SET maxmemory x",
+                "-ERR CONFIG SET failed (possibly related to argument 'maxmemory') - argument must be a memory value",
+            ),
             ("HELLO 4", "-NOPROTO unsupported protocol version"),
             ("HELLO x", "-ERR Protocol version is not an integer or out of range"),
             ("HELLO 3 FOO", "-ERR syntax error"),
@@ -289,8 +293,8 @@ fn information_has_all_sections() {
         "maxmemory:4194304 maxmemory_policy:allkeys-lru ",
         "# Stats total_connections_received:0 total_commands_processed:4 ",
         "keyspace_hits:1 keyspace_misses:1 ",
-        "# Soft_memory soft_budget_bytes:4194304 soft_held_bytes:",
-        "soft_evicted_values:0 soft_reclamations:0 ",
+        "# Soft_memory soft_daemon:none soft_budget_bytes:4194304 soft_held_bytes:",
+        "soft_evicted_values:0 soft_unstored_values:0 soft_reclamations:0 ",
         "# Keyspace db0:keys=1",
     ] {
         assert!(info.contains(part), "{part}: {info}");
@@ -334,4 +338,16 @@ fn revoked_memory_gives_misses_and_no_errors() {
             ("INFO keyspace", "$12 # Keyspace"),
         ],
     );
+}
+
+#[test]
+fn lines_of_http_requests_close_the_connection_without_a_reply() {
+    for line in ["POST / HTTP/1.1", "Host: localhost", "host: x"] {
+        let mut rig = Rig::new();
+        assert_eq!(rig.run(line), "");
+        assert!(rig.session.is_http && rig.session.is_closing, "{line}");
+    }
+    let mut rig = Rig::new();
+    assert_eq!(rig.run("GET host:"), "$-1");
+    assert!(!rig.session.is_closing);
 }
