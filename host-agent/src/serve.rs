@@ -1,8 +1,8 @@
-//! `host-agent serve`: starts an agent from host.toml, and stops it on SIGTERM or SIGINT. Guests
-//! keep running after the agent has stopped.
+//! `host-agent serve`: starts an agent from host.toml, and stops it on SIGTERM or SIGINT. Guests keep running after the
+//! agent has stopped.
 //!
-//! The runtime directory is locked, and the records of VMs are loaded, before the agent connects to
-//! the manager or listens on its socket.
+//! The runtime directory is locked, and the records of VMs are loaded, before the agent connects to the manager or
+//! listens on its sockets.
 
 use std::{
     io,
@@ -66,8 +66,7 @@ use crate::{
     user::current_user,
 };
 
-/// Maximum number of session events that wait for the driver. Further messages of the manager wait
-/// in the network.
+/// Maximum number of session events that wait for the driver. Further messages of the manager wait in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 /// Interval at which the slices that tenants may use are counted.
 const SLICES_COUNT_INTERVAL: Duration = Duration::from_secs(1);
@@ -134,8 +133,7 @@ fn io_error(operation: &'static str, object: impl std::fmt::Display) -> impl FnO
     move |errno| ServeError::Io { operation, object, errno }
 }
 
-/// Checks host.toml, and the files, directories and the socket named in it, without starting an
-/// agent.
+/// Checks host.toml, and the files, directories and sockets named in it, without starting an agent.
 ///
 /// # Errors
 /// [`ServeError::Config`], [`ServeError::Secrets`], [`ServeError::Dir`] or [`ServeError::Socket`].
@@ -304,10 +302,9 @@ fn listen_for_soft_memory(
 ) -> Result<Option<SoftMemoryServer>, ServeError> {
     let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
     if settings.reservation.is_some() && !matches!(config.backend, Backend::MemoryBlock { .. }) {
-        let backend = config.backend.name();
         tracing::warn!(
-            backend,
-            "soft_memory.reservation adds no memory: its slices are not memory of this host"
+            backend = config.backend.name(),
+            "soft_memory.reservation adds no memory with this backend"
         );
     }
     let slices = settings

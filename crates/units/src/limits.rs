@@ -219,7 +219,7 @@ pub const UNADMITTED_CONNECTIONS_PER_SOURCE_MAX: usize = 128;
 /// on the unix socket.
 pub const TRUSTED_CONNECTIONS_RESERVED: usize = 64;
 const _: () = assert!(CONNECTIONS_PER_SOURCE_MAX < CONNECTIONS_MAX - TRUSTED_CONNECTIONS_RESERVED);
-/// Number of connections to the manager that the kernel queues before the manager accepts them. This
+/// Number of connections that the kernel queues before the manager, or the agent on its unix sockets, accepts them. This
 /// is the default of `net.core.somaxconn`, which limits it.
 pub const ACCEPT_BACKLOG: u32 = 4096;
 const _: () = assert!(UNADMITTED_CONNECTIONS_PER_SOURCE_MAX < UNADMITTED_CONNECTIONS_MAX);
