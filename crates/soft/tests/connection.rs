@@ -1,6 +1,7 @@
 //! Connections to a daemon that accepts or refuses them.
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
+#![allow(clippy::disallowed_methods, reason = "the tests read the names of threads")]
 
 use std::{
     fs,
