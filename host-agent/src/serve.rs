@@ -229,13 +229,18 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     notify(&[NotifyState::Ready]);
 
     let result = wait_for_stop_signal(signals, &mut driver).await;
+    stop(&driver, tasks, [sharing, tiering, eviction]).await;
+    result
+}
+
+/// Stops the driver, all tasks and the threads of components.
+async fn stop<T>(driver: &JoinHandle<T>, mut tasks: JoinSet<()>, components: [Option<ComponentThread>; 3]) {
     notify(&[NotifyState::Stopping]);
     driver.abort();
     // Closes the sockets. Threads that the tasks have started end, too.
     tasks.shutdown().await;
-    drop((sharing, tiering, eviction));
+    drop(components);
     tracing::info!("host-agent stopped, guests keep running");
-    result
 }
 
 /// Starts Symbiosis, if it is configured.

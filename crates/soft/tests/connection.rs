@@ -19,7 +19,7 @@ use rustix::{
     param::page_size,
 };
 use soft::{
-    Pool, Priority, SoftByteCache,
+    Pool, PoolStats, Priority, SoftByteCache,
     client::{ConnectError, Connection, connect, connect_without_waiting},
     protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES, Refusal},
 };
@@ -69,10 +69,18 @@ fn with_daemon<R>(serve: impl FnOnce(&OwnedFd) + Send, run: impl FnOnce(&Path) -
     thread::scope(|scope| {
         let listener = &listener;
         scope.spawn(move || serve(listener));
-        let result = run(&path);
-        shutdown(listener, Shutdown::Both).unwrap();
-        result
+        let _stop = StopAtDrop(listener);
+        run(&path)
     })
+}
+
+/// Ends the daemon when the test ends or panics.
+struct StopAtDrop<'a>(&'a OwnedFd);
+
+impl Drop for StopAtDrop<'_> {
+    fn drop(&mut self) {
+        shutdown(self.0, Shutdown::Both).unwrap();
+    }
 }
 
 #[test]
@@ -96,7 +104,10 @@ fn dropped_pool_leaves_no_thread_and_the_next_one_connects_at_once() {
             } else {
                 Pool::release(pool)
             }
-            assert_eq!(connection_threads(), 0, "connection {number}");
+            // The kernel lists a thread for a short time after its end. A thread that does not end is a hang here.
+            while connection_threads() > 0 {
+                thread::yield_now();
+            }
         }
     });
 }
@@ -130,10 +141,10 @@ fn pool_that_is_refused_after_a_restart_gives_its_budget_up() {
             thread::yield_now();
         }
         assert_eq!((pool.stats().budget, cache.len()), (256, 1), "the budget is kept for some time");
-        while pool.stats().budget > 0 {
+        while pool.stats() != (PoolStats { budget: 0, held: 0 }) {
             thread::yield_now();
         }
-        assert_eq!((pool.stats().held, cache.len()), (0, 0));
+        assert_eq!(cache.len(), 0);
     });
 }
 
