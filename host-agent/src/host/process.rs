@@ -550,7 +550,7 @@ fn refers_to_file(descriptor: &Path, file: FileId) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{BufRead as _, BufReader},
+        io::{BufRead as _, BufReader, Read as _, Write as _},
         os::unix::fs::PermissionsExt as _,
         process::{Child, Command, Stdio},
     };
@@ -591,10 +591,12 @@ mod tests {
         use std::os::unix::ffi::OsStrExt as _;
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(std::ffi::OsStr::from_bytes(b"a) \xff\xd0"));
-        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
-        let child = Command::new(&program).arg("600").spawn().unwrap();
-        let comm = fs::read(format!("/proc/{}/comm", child.id())).unwrap();
-        assert_eq!(comm, b"a) \xff\xd0\n", "the name is set before the process starts");
+        std::os::unix::fs::symlink("/bin/cat", &program).unwrap();
+        let mut child = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // The kernel sets the name after it has ended `spawn`, and before the program runs.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        assert_eq!(fs::read(format!("/proc/{}/comm", child.id())).unwrap(), b"a) \xff\xd0\n");
         let user = UserId::new(rustix::process::geteuid().as_raw()).unwrap();
         let process = identify_peer(child.id(), user).unwrap();
         assert!(ProcessHandle::open(&process).unwrap().is_some());
