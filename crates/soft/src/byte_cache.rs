@@ -138,8 +138,7 @@ impl SoftByteCache {
         value: &[&[u8]],
     ) -> Result<bool, SoftError> {
         let entry = NewEntry::new(self.hash(key), priority, key, value)?;
-        let result = self.structure.try_insert((), |entries, ()| insert(entries, &entry));
-        match result.map_err(SoftError::from) {
+        match self.try_insert_entry(&entry) {
             Err(error @ SoftError::OutOfBudget { .. }) => self.insert_without_budget(&entry, error),
             Err(error @ SoftError::OutOfAddressSpace { .. }) => self.insert_by_eviction(&entry, error),
             result => result,
@@ -152,9 +151,12 @@ impl SoftByteCache {
     /// # Errors
     /// See [`insert_with`](Self::insert_with). After an error, the cache is unchanged.
     pub fn try_insert(&self, key: &[u8], value: &[&[u8]]) -> Result<bool, SoftError> {
-        let entry = NewEntry::new(self.hash(key), EntryPriority::Normal, key, value)?;
-        let result = self.structure.try_insert((), |entries, ()| insert(entries, &entry));
-        result.map_err(|rejected| rejected.reason)
+        self.try_insert_entry(&NewEntry::new(self.hash(key), EntryPriority::Normal, key, value)?)
+    }
+
+    fn try_insert_entry(&self, entry: &NewEntry<'_>) -> Result<bool, SoftError> {
+        let result = self.structure.try_insert((), |entries, ()| insert(entries, entry));
+        result.map_err(SoftError::from)
     }
 
     /// Requests budget, or inserts an entry in place of others. If the entry does not fit in place of others, requests

@@ -11,8 +11,8 @@
 //! for more budget fail. If the daemon refuses the process for `units::limits::SOFT_REFUSED_TIME`, the pool gives its
 //! budget up, because the daemon does not count it.
 //!
-//! A process has at most one connection to a daemon. The drop of the last reference to the pool waits for the end of the
-//! thread, at most `units::limits::SOFT_CLIENT_END_TIMEOUT`, unless the thread itself drops it, as a callback can.
+//! A process has at most one connection to a daemon. The drop of the last reference to the pool waits for the end of
+//! the thread, at most `units::limits::SOFT_CLIENT_END_TIMEOUT`, unless the thread itself drops it, as a callback can.
 //! [`Pool::release`] also waits if only the thread still uses the pool.
 //!
 //! A forked child does not use the connection of its parent, and can neither get nor give back budget.
@@ -53,8 +53,8 @@ use crate::{
 pub use self::{socket::ConnectError, state::Connection};
 
 /// Connects to the daemon, and creates a pool without budget, which requests up to `budget_max` pages of 4 KiB. The
-/// address space is that of [`Pool::new`] with this budget. The connection ends when the pool is dropped. Tries again for
-/// `units::limits::SOFT_CONNECT_RETRY_TIME` if the process is connected already, or if the daemon is busy.
+/// address space is that of [`Pool::new`] with this budget. The connection ends when the pool is dropped. Tries again
+/// for `units::limits::SOFT_CONNECT_RETRY_TIME` if the process is connected already, or if the daemon is busy.
 ///
 /// # Errors
 /// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process, such as

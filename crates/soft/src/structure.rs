@@ -214,8 +214,8 @@ impl<S: State> Shared<S> {
         Some(())
     }
 
-    /// Evicts up to [`Self::BATCH`] units, or [`SOFT_DISCARD_BATCH`] without a delivery, until no pages are missing, or until compaction can free them, and
-    /// decrements `units` for each. `missing` returns the number of missing pages.
+    /// Evicts up to [`Self::BATCH`] units, or [`SOFT_DISCARD_BATCH`] without a delivery, until no pages are missing, or
+    /// until compaction can free them, and decrements `units` for each. `missing` returns the number of missing pages.
     /// Returns the number of freed pages, and whether no more must or can be evicted.
     fn evict_batch(&self, missing: impl Fn() -> usize, units: &mut usize) -> (usize, bool) {
         let batch_max = if self.needs_delivery() { Self::BATCH } else { SOFT_DISCARD_BATCH };

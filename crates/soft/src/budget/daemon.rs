@@ -175,9 +175,11 @@ impl Daemon {
     /// Records that a client has lost its connection. Its process may still have memory, so it keeps its budget for
     /// `units::limits::SOFT_RECONNECT_TIME`, in which it can connect again. A pending demand counts as not answered.
     pub fn connection_lost(&mut self, pid: Pid, now: Ns) {
-        if let Some(pending) = self.clients.get_mut(&pid).and_then(|client| client.pending.take()) {
+        if let Some(client) = self.clients.get_mut(&pid)
+            && let Some(pending) = client.pending.take()
+        {
             if !pending.is_late {
-                self.count_unanswered(pid);
+                count_unanswered([&mut client.counters, &mut self.counters]);
             }
             self.pass_over(pid, now);
         }
@@ -205,14 +207,6 @@ impl Daemon {
         self.queue.remove(user, pid);
         self.outgoing.retain(|outgoing| outgoing.pid != pid);
         self.active.take_if(|active| active.pid == pid);
-    }
-
-    /// Counts a demand that a client did not answer in time.
-    fn count_unanswered(&mut self, pid: Pid) {
-        if let Some(client) = self.clients.get_mut(&pid) {
-            client.counters.unanswered += 1;
-            self.counters.unanswered += 1;
-        }
     }
 
     /// Sends no demands to a process for a time.
@@ -282,8 +276,7 @@ impl Daemon {
             let late = client.pending.as_mut().filter(|pending| !pending.is_late && pending.deadline <= now);
             let Some(pending) = late else { continue };
             pending.is_late = true;
-            client.counters.unanswered += 1;
-            self.counters.unanswered += 1;
+            count_unanswered([&mut client.counters, &mut self.counters]);
         }
         self.fulfil_requests(now);
     }
@@ -460,6 +453,11 @@ impl Daemon {
         }
         self.send(pid, DaemonMessage::Granted { pages: granted });
     }
+}
+
+/// Counts a demand that was not answered in time, for its client and for the daemon.
+fn count_unanswered(counters: [&mut Counters; 2]) {
+    counters.into_iter().for_each(|counters| counters.unanswered += 1);
 }
 
 #[cfg(test)]

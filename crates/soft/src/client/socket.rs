@@ -44,8 +44,8 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns whether the next attempt may succeed: the daemon has not noticed the end of an earlier connection of this
-    /// process, or its queue of connections is full.
+    /// Returns whether the next attempt may succeed: the daemon has not noticed the end of an earlier connection of
+    /// this process, or its queue of connections is full.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Pool(_) => false,

@@ -137,12 +137,19 @@ impl PoolState {
         self.budget.saturating_sub(self.held)
     }
 
+    /// Returns the number of pages to request. It increases with the budget, so that a program that grows makes few
+    /// requests.
+    fn request_step(&self) -> usize {
+        (self.budget / REQUEST_DIVISOR).clamp(SOFT_REQUEST_PAGES_MIN, SOFT_REQUEST_PAGES_MAX)
+    }
+
     /// Returns the number of held pages above the budget.
     fn excess(&self) -> usize {
         self.held.saturating_sub(self.budget)
     }
 
-    /// Fulfils all revocations if no page is held above the budget. Follows each change that can cause this.
+    /// Marks all revocations as fulfilled if no page is held above the budget. Called after each change that can
+    /// cause this.
     fn settle(&mut self) {
         if self.revoking > 0 && self.held <= self.budget {
             self.revoking = 0;
@@ -186,14 +193,6 @@ pub struct PoolStats {
     pub budget: usize,
     /// Pages that structures hold. Exceeds the budget only during [`Pool::revoke`].
     pub held: usize,
-}
-
-impl PoolState {
-    /// Returns the number of pages to request. It increases with the budget, so that a program that grows makes few
-    /// requests.
-    fn request_step(&self) -> usize {
-        (self.budget / REQUEST_DIVISOR).clamp(SOFT_REQUEST_PAGES_MIN, SOFT_REQUEST_PAGES_MAX)
-    }
 }
 
 impl Pool {
