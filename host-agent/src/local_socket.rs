@@ -44,8 +44,8 @@ impl LocalListener {
 
     /// Accepts connections, whose sockets do not block, until the future is dropped. `start` begins to serve a
     /// connection, or fails if the connection must be dropped. `name` describes the socket in warnings about dropped
-    /// connections. Dropped connections cost no turn of the other tasks, so that a user who opens many does not fill
-    /// the queue of the kernel.
+    /// connections. After a dropped connection, the next one is accepted before other tasks run, so that a user who
+    /// opens many connections does not fill the queue of the kernel.
     pub async fn accept_all(self, name: &str, mut start: impl FnMut(OwnedFd) -> io::Result<()>) {
         let mut warnings = DropWarnings::default();
         loop {

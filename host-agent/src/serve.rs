@@ -165,7 +165,7 @@ fn check_existing_dir(field: &'static str, path: &Path) -> Result<(), DirError> 
 /// [`ServeError::DriverEnded`].
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
-    config.check_socket_owner(path)?;
+    config.check_socket_folders(path)?;
     let secrets = read_secrets(&config)?;
     let _host_lock = HostLock::acquire(&config.host, &config.manager, &secrets)?;
     let token = secrets.token;
@@ -575,7 +575,7 @@ mod tests {
         {
             let host_toml = write_config(dir.path(), "run", lines);
             let config = Config::load(&host_toml).unwrap();
-            let serve_error = config.check_socket_owner(&host_toml).unwrap_err().to_string();
+            let serve_error = config.check_socket_folders(&host_toml).unwrap_err().to_string();
             for error in [check_error(&host_toml), serve_error] {
                 let rule = "belongs to user 65534: must belong to root or to the user of the service (0)";
                 assert!(error.contains(&format!("{field} = ")) && error.contains(rule), "{error}");

@@ -2,6 +2,7 @@
 //! agents.
 
 pub mod emulated_rack;
+pub mod environment;
 pub mod linux_guests;
 pub mod pool_guest;
 pub mod rack;

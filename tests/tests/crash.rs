@@ -15,7 +15,10 @@ use std::{
 use proto::v1 as wire;
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
-use tests::rack::{Plan, Rack, reservation_ref, reserve_request};
+use tests::{
+    environment::seed,
+    rack::{Plan, Rack, reservation_ref, reserve_request},
+};
 use tonic::{Code, transport::Endpoint};
 
 /// Number of times that a process is killed.
@@ -103,9 +106,7 @@ async fn assert_acknowledged_requests_are_kept(rack: &Rack, acknowledged: &Ackno
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acknowledged_requests_survive_random_kills() {
-    let seed = std::env::var("TARN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(random_seed);
-    println!("seed {seed} (TARN_SEED={seed} repeats the choices)");
-    let mut random = Pcg64::seed_from_u64(seed);
+    let mut random = Pcg64::seed_from_u64(seed());
     let mut rack = Rack::start(Plan::small(32)).await;
     let (acknowledged, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
     let clients: Vec<_> = (0..CONCURRENT_CLIENT_COUNT)
@@ -138,9 +139,4 @@ async fn acknowledged_requests_survive_random_kills() {
         rack.scheduler().await.release(release).await.unwrap();
     }
     rack.wait_all_slices_free().await; // no slice is stuck in an interrupted operation
-}
-
-fn random_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    u64::from(now.subsec_nanos())
 }

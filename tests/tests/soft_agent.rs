@@ -12,6 +12,7 @@ use rand_pcg::Pcg64;
 use rustix::process::Signal;
 use serde_json::Value;
 use tests::{
+    environment::{number_from_env, seed},
     rack::Rack,
     small_guests::report_skipped,
     soft_client::{ClientStats, SoftClient},
@@ -19,9 +20,9 @@ use tests::{
 };
 
 /// Number of kills if `TARN_SOFT_KILLS` is not set.
-const KILLS_DEFAULT: usize = 60;
+const KILLS_DEFAULT: u64 = 60;
 /// Number of kills between two quiet points.
-const KILLS_PER_CHECK: usize = 20;
+const KILLS_PER_CHECK: u64 = 20;
 /// One of this number of kills ends the agent, and the others clients.
 const KILLS_PER_AGENT_KILL: u32 = 10;
 /// Maximum number of clients.
@@ -65,8 +66,8 @@ impl Client {
 /// Events of a run, to show that it tests something.
 #[derive(Debug, Default)]
 struct Counts {
-    client_kills: usize,
-    agent_kills: usize,
+    client_kills: u64,
+    agent_kills: u64,
     stops: usize,
     evicted: u64,
     reclaimed_bytes: u64,
@@ -81,7 +82,7 @@ struct Run {
 }
 
 impl Run {
-    fn kills(&self) -> usize {
+    fn kills(&self) -> u64 {
         self.counts.client_kills + self.counts.agent_kills
     }
 
@@ -154,22 +155,11 @@ impl Run {
     }
 }
 
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher as _, RandomState};
-    RandomState::new().hash_one(0)
-}
-
-fn parse_env<T: std::str::FromStr>(name: &str) -> Option<T> {
-    std::env::var(name).ok().and_then(|text| text.parse().ok())
-}
-
 #[tokio::test]
 async fn books_are_exact_after_random_kills_of_clients_and_agent() {
-    let seed = parse_env("TARN_SEED").unwrap_or_else(random_seed);
-    let kills = parse_env("TARN_SOFT_KILLS").unwrap_or(KILLS_DEFAULT);
-    println!("seed {seed} (TARN_SEED={seed} repeats the choices)");
+    let kills = number_from_env("TARN_SOFT_KILLS").unwrap_or(KILLS_DEFAULT);
     let host = SoftHost::start(SIZE_MIB).await;
-    let random = Pcg64::seed_from_u64(seed);
+    let random = Pcg64::seed_from_u64(seed());
     let mut run = Run { host, clients: Vec::new(), random, counts: Counts::default() };
     while run.kills() < kills {
         let next = (run.kills() + KILLS_PER_CHECK).min(kills);

@@ -88,7 +88,7 @@ fn is_absent(errno: &io::Error) -> bool {
 ///
 /// # Errors
 /// The violated rule.
-pub fn check_socket_folder_owner(folder: &Path, uid: u32) -> Result<(), String> {
+pub fn check_socket_folder(folder: &Path, uid: u32) -> Result<(), String> {
     let (owner, mode) = match fs::metadata(folder) {
         Err(errno) if is_absent(&errno) => return Ok(()),
         Err(errno) => return Err(format!("cannot inspect {}: {errno}", folder.display())),
@@ -172,7 +172,7 @@ mod tests {
         let own = rustix::process::geteuid().as_raw();
         let check = |mode| {
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
-            check_socket_folder_owner(folder.path(), own)
+            check_socket_folder(folder.path(), own)
         };
         for mode in [0o700, 0o755, 0o1777, 0o1775] {
             check(mode).unwrap();
@@ -190,12 +190,12 @@ mod tests {
     fn socket_folder_of_another_user_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let own = rustix::process::geteuid().as_raw();
-        check_socket_folder_owner(folder.path(), own).unwrap();
-        check_socket_folder_owner(&folder.path().join("missing"), own).unwrap();
+        check_socket_folder(folder.path(), own).unwrap();
+        check_socket_folder(&folder.path().join("missing"), own).unwrap();
         if own == 0 {
             chown(folder.path(), Some(65534), None).unwrap();
         }
-        let rule = check_socket_folder_owner(folder.path(), own + 1).unwrap_err();
+        let rule = check_socket_folder(folder.path(), own + 1).unwrap_err();
         assert!(rule.contains("must belong to root or to the user of the service"), "{rule}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use config_file::{ConfigError, Violation, reject_violations};
-use service_files::folders::{check_socket_folder_owner, check_usable};
+use service_files::folders::{check_socket_folder, check_usable};
 
 use super::Config;
 use crate::{protected_dir::LOCAL_DIR_FIELD, runtime_dir::RUNTIME_DIR_FIELD, user::current_user};
@@ -37,10 +37,10 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError::Invalid`].
-    pub fn check_socket_owner(&self, path: &Path) -> Result<(), ConfigError> {
+    pub fn check_socket_folders(&self, path: &Path) -> Result<(), ConfigError> {
         let sockets = self.sockets();
         let violations = sockets.iter().filter_map(|(field, socket)| {
-            let rule = check_socket_folder_owner(folder_of(socket), current_user().get()).err()?;
+            let rule = check_socket_folder(folder_of(socket), current_user().get()).err()?;
             Some(Violation::of_path(*field, socket, rule))
         });
         reject_violations(path, violations.collect())
@@ -65,7 +65,7 @@ impl Config {
             ));
         }
         check_usable(folder, true)?;
-        check_socket_folder_owner(folder, current_user().get())
+        check_socket_folder(folder, current_user().get())
     }
 }
 

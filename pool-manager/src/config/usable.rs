@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use config_file::{ConfigError, Violation, reject_violations};
-use service_files::folders::{check_socket_folder_owner, check_usable};
+use service_files::folders::{check_socket_folder, check_usable};
 
 use super::{Config, Listen};
 
@@ -38,7 +38,7 @@ impl Config {
     /// Returns the violation if another unprivileged user owns the folder of the socket.
     pub(super) fn find_socket_violation(&self, manager_uid: u32) -> Option<Violation> {
         let (socket, folder) = self.socket_and_folder()?;
-        let rule = check_socket_folder_owner(folder, manager_uid).err()?;
+        let rule = check_socket_folder(folder, manager_uid).err()?;
         Some(Violation::of_path(SOCKET_FIELD, socket, rule))
     }
 

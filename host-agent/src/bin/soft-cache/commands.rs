@@ -79,8 +79,8 @@ const COMMANDS: &[Command] = &[
     command("unlink", (2, MANY), keys::del),
 ];
 
-/// Lines of HTTP requests as commands. As in Redis, they close the connection: a web page can make a browser send requests
-/// with commands in their bodies to a server of its host.
+/// Lines of HTTP requests as commands. As in Redis, they close the connection: a web page can make a browser send
+/// requests with commands in their bodies to a server of its host.
 const HTTP_COMMANDS: [&[u8]; 2] = [b"post", b"host:"];
 
 /// Executes a request, and writes its reply. A request without arguments has no reply. A request that lacks budget has

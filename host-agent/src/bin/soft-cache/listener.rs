@@ -10,7 +10,7 @@ use std::{
 
 use rustix::net::{SocketType, sockopt};
 use service_files::{
-    folders::check_socket_folder_owner,
+    folders::check_socket_folder,
     sockets::{SocketError, SocketPath},
 };
 use tokio::{
@@ -103,8 +103,7 @@ impl Listener {
     /// [`ListenError::Unix`] or [`ListenError::Folder`].
     pub fn unix(path: &Path, mode: u32) -> Result<(Self, SocketFile), ListenError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        check_socket_folder_owner(folder, rustix::process::geteuid().as_raw())
-            .map_err(ListenError::Folder)?;
+        check_socket_folder(folder, rustix::process::geteuid().as_raw()).map_err(ListenError::Folder)?;
         let socket = SocketPath { field: UNIX_SOCKET_OPTION, path };
         let listener =
             std::os::unix::net::UnixListener::from(socket.listen(SocketType::STREAM, SOFT_CACHE_BACKLOG)?);

@@ -1,7 +1,7 @@
 //! Sizes of memory in the notation of Redis and of the other programs of the rack.
 
-/// Parses a size in bytes with an optional unit in any case: of Redis, such as `100mb`, or binary, such as `100MiB`. As in
-/// Redis, `mb` is 2^20 bytes and `m` is 10^6 bytes.
+/// Parses a size in bytes with an optional unit in any case: of Redis, such as `100mb`, or binary, such as `100MiB`. As
+/// in Redis, `mb` is 2^20 bytes and `m` is 10^6 bytes.
 pub fn parse_size(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.to_ascii_lowercase();
     let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

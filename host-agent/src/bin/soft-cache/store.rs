@@ -131,11 +131,7 @@ impl Store {
     /// # Errors
     /// Returns an error if the value does not fit after the eviction of all others.
     pub fn set(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), SoftError> {
-        if expiry.is_some() {
-            self.has_expiring.store(true, Ordering::Relaxed);
-        }
-        let header = Header::new(expiry);
-        self.cache.insert(key, &[header.as_bytes(), value[0], value[1]]).map(drop)
+        self.set_by(SoftByteCache::insert, key, value, expiry)
     }
 
     /// Does the same only if the budget suffices without an eviction.
@@ -143,12 +139,21 @@ impl Store {
     /// # Errors
     /// Returns [`SoftError::OutOfBudget`] if it does not suffice, or another error of [`set`](Self::set).
     pub fn try_set(&self, key: &[u8], value: [&[u8]; 2], expiry: Option<UnixMs>) -> Result<(), SoftError> {
-        let header = Header::new(expiry);
-        self.cache.try_insert(key, &[header.as_bytes(), value[0], value[1]])?;
+        self.set_by(SoftByteCache::try_insert, key, value, expiry)
+    }
+
+    fn set_by(
+        &self,
+        insert: impl FnOnce(&SoftByteCache, &[u8], &[&[u8]]) -> Result<bool, SoftError>,
+        key: &[u8],
+        value: [&[u8]; 2],
+        expiry: Option<UnixMs>,
+    ) -> Result<(), SoftError> {
         if expiry.is_some() {
             self.has_expiring.store(true, Ordering::Relaxed);
         }
-        Ok(())
+        let header = Header::new(expiry);
+        insert(&self.cache, key, &[header.as_bytes(), value[0], value[1]]).map(drop)
     }
 
     /// Records that a new value of a key was evicted at once, and removes the old one.
