@@ -7,7 +7,6 @@
 use std::{
     fmt::Write as _,
     fs,
-    io::Write as _,
     process::{Command, ExitCode},
     time::Instant,
 };
@@ -59,10 +58,11 @@ fn measure() -> Result<String, Failure> {
     for _ in 0..ROUNDS {
         let (seconds, report) = replay(compared);
         let (python_seconds, rejected, peak_mib) = replay_in_python(compared)?;
-        if (rejected, peak_mib) != (report.counts.rejected, report.pools[0].sampled_mib) {
-            return Err(    "the replay in Python has {rejected} rejected VMs and a peak of {peak_mib} MiB, instead of {} and {}",
-                report.counts.rejected, report.pools[0].sampled_mib
-            )));
+        let expected = (report.counts.rejected, report.pools[0].sampled_mib);
+        if (rejected, peak_mib) != expected {
+            let reply =
+                format!("{rejected} rejected VMs and a peak of {peak_mib} MiB instead of {expected:?}");
+            return Err(Failure::UnexpectedReply { subject: "replay in Python".to_owned(), reply });
         }
         tarn_s.add(seconds);
         python_s.add(python_seconds);
@@ -133,7 +133,8 @@ fn replay(trace: &str) -> (f64, ReplayReport) {
                 arrive: vm.arrive,
                 depart: vm.depart,
                 cores: vm.cores,
-                socket_mib: vm.mib,
+                mib: vm.mib,
+                local_mib: vm.mib,
                 pool_mib: vm.mib,
                 traced_socket: None,
             });
@@ -146,25 +147,29 @@ fn replay(trace: &str) -> (f64, ReplayReport) {
 /// Returns the seconds that Python takes to read and replay a trace, the number of rejected VMs and
 /// the largest pool peak in MiB.
 fn replay_in_python(trace: &str) -> Result<(f64, u64, u64), Failure> {
-    let folder = tempfile::tempdir()?;
-    let (program, path) = (folder.path().join("replay.py"), folder.path().join("trace.csv"));
-    fs::write(&program, PYTHON_REPLAY)?;
-    fs::File::create(&path)?.write_all(trace.as_bytes())?;
+    let folder = tempfile::tempdir().map_err(Failure::file_error("create", std::env::temp_dir()))?;
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).map_err(Failure::file_error("write", path.clone())).map(|()| path)
+    };
+    let files = [write("replay.py", PYTHON_REPLAY)?, write("trace.csv", trace)?];
     let Cluster { sockets, cores_per_socket, memory_per_socket } = CLUSTER;
     let mib = memory_per_socket.get() >> 20;
     let numbers = [u64::from(sockets), cores_per_socket.into(), mib, POOL_SOCKETS.into()];
     let output = Command::new("python3")
-        .args([&program, &path])
+        .args(files)
         .args(numbers.map(|number| number.to_string()))
-        .output()?;
+        .output()
+        .map_err(|source| Failure::Start { program: "python3".into(), source })?;
     let text = String::from_utf8_lossy(&output.stdout);
     let words: Vec<&str> = text.split_whitespace().collect();
     let parsed = match words[..] {
         [seconds, rejected, peak] => seconds.parse().ok().zip(rejected.parse().ok()).zip(peak.parse().ok()),
         _ => None,
     };
-    let ((seconds, rejected), peak) = parsed.ok_or_else(|| {
-        Failure::BadResult(format!("the replay in Python failed: {}", String::from_utf8_lossy(&output.stderr)))
+    let ((seconds, rejected), peak) = parsed.ok_or_else(|| Failure::UnexpectedReply {
+        subject: "replay in Python".to_owned(),
+        reply: String::from_utf8_lossy(&output.stderr).into_owned(),
     })?;
     Ok((seconds, rejected, peak))
 }

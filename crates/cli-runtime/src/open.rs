@@ -44,9 +44,11 @@ pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<
 /// # Errors
 /// [`Failure::File`] if the file cannot be read or is longer than `max` bytes.
 pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
-    read_decompressed(path, |file| Box::new(file), |input| {
-        units::read_limited(input, max)?.ok_or_else(|| too_long_error(max as u64))
-    })
+    read_decompressed(
+        path,
+        |file| Box::new(file),
+        |input| units::read_limited(input, max)?.ok_or_else(|| too_long_error(max as u64)),
+    )
 }
 
 /// Opens a table, a text file with one row per line, and passes its decompressed content to
@@ -78,7 +80,8 @@ pub fn table_through<T, E>(
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    let read = |input| read_table(Box::new(BufReader::with_capacity(READ_BUFFER_BYTES, TableReader::new(input))));
+    let read =
+        |input| read_table(Box::new(BufReader::with_capacity(READ_BUFFER_BYTES, TableReader::new(input))));
     read_decompressed(path, wrap, read)
 }
 

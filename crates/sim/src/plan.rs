@@ -15,13 +15,17 @@
 //! - With pools of k sockets, socket i belongs to pool i mod (sockets / k). Every pool is as large as
 //!   the largest use of any pool in a sample.
 //!
-//! [`input`] reads and orders the VMs, [`sockets`] finds the socket of a VM, [`replay`] replays the
-//! VMs, and [`result`] computes the DRAM. The memory of a replay is linear in the number of sockets
+//! [`input`] reads and orders the VMs, [`customers`] models the values that traces do not contain,
+//! [`forecast`] predicts the pool memory of a VM, [`sockets`] finds the socket of a VM, [`replay`]
+//! replays the VMs, and [`result`] computes the DRAM. The memory of a replay is linear in the number of sockets
 //! and of VMs that run at the same time.
 
+pub mod customers;
+pub mod forecast;
 pub mod input;
 pub mod replay;
 pub mod result;
+pub mod slices;
 pub mod sockets;
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use units::{Bytes, Ns, limits::TRACE_ROWS_MAX};
 mod field;
 mod layout;
 
-pub use layout::{Layout, TraceColumn, TraceRow};
 use layout::{FirstRow, TraceColumns};
+pub use layout::{Layout, TraceColumn, TraceRow};
 
 /// VM of a trace: its size, and the times of its arrival and departure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +166,12 @@ impl<R: BufRead> TraceRows<R> {
     /// Returns whether the trace has a column.
     pub fn has(&self, column: TraceColumn) -> bool {
         self.columns.has(column)
+    }
+
+    /// Returns whether the trace has owners that are customers or applications. The owner in the column
+    /// `batch_id` is only the batch in which the VM was requested.
+    pub fn has_stable_owners(&self) -> bool {
+        self.columns.has_stable_owners()
     }
 
     /// Reads the next row. Returns `None` at the end, and an inner error for a malformed row.

@@ -69,7 +69,9 @@ impl Scale {
     /// Returns the label at a position; empty if the position has no label.
     pub(super) fn label(&self, position: f64) -> String {
         match self {
-            Self::Percent | Self::PercentDetail | Self::Number => format!("{}", (position * 100.0).round() / 100.0),
+            Self::Percent | Self::PercentDetail | Self::Number => {
+                format!("{}", (position * 100.0).round() / 100.0)
+            }
             Self::Logarithmic if (position - position.round()).abs() < 1e-6 => {
                 format_power_of_ten(position.round())
             }

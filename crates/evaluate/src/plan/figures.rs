@@ -5,7 +5,10 @@ use std::path::Path;
 
 use cli_runtime::Failure;
 
-use super::{options::Policy, report::{Plan, PolicyResult}};
+use super::{
+    options::Policy,
+    report::{Plan, PolicyResult},
+};
 use crate::figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Draws the figures and writes them into a directory.
@@ -13,13 +16,20 @@ use crate::figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle};
 /// # Errors
 /// [`Failure::File`] if a figure cannot be written.
 pub(super) fn write_all(folder: &Path, plan: &Plan) -> Result<(), Failure> {
-    let required = panel(plan, "DRAM required with pools", "Required DRAM (% of DRAM without pools)", Scale::PercentDetail, |result| {
-        result.dram_required
-    });
-    let saved =
-        panel(plan, "DRAM saved with pools", "Saved DRAM (% of DRAM without pools)", Scale::Percent, |result| {
-            result.dram_saved
-        });
+    let required = panel(
+        plan,
+        "DRAM required with pools",
+        "Required DRAM (% of DRAM without pools)",
+        Scale::PercentDetail,
+        |result| result.dram_required,
+    );
+    let saved = panel(
+        plan,
+        "DRAM saved with pools",
+        "Saved DRAM (% of DRAM without pools)",
+        Scale::Percent,
+        |result| result.dram_saved,
+    );
     figure::write(&folder.join("plan-required.svg"), &Figure(vec![required]))?;
     figure::write(&folder.join("plan-saved.svg"), &Figure(vec![saved]))
 }
@@ -58,6 +68,8 @@ fn panel(
 fn legend(policy: Policy) -> String {
     match policy {
         Policy::None => "no pool".to_owned(),
+        Policy::Frigid => "frigid memory on a pool".to_owned(),
+        Policy::Full => "frigid memory, and VMs that tolerate latency, on a pool".to_owned(),
         Policy::Static(share) => format!("{} % of each VM's memory on a pool", 100.0 * share.get()),
     }
 }

@@ -10,12 +10,20 @@ use sim::{
         Cluster,
         input::{self, PlanInputError, PlannedVm, VmStream},
     },
-    trace::TraceColumn,
+    trace::{TraceColumn, TraceRows},
 };
 use units::limits::PLAN_CHUNK_VMS;
 
 /// Template of the progress bar, in the syntax of indicatif. The position is that in the file.
 const PROGRESS_TEMPLATE: &str = "{elapsed_precise} [{wide_bar}] {percent} %, {msg}, {eta} left";
+
+/// Returns whether the owners in a trace are customers or applications instead of batches.
+///
+/// # Errors
+/// [`Failure::File`] if the trace cannot be read or has an unknown layout.
+pub(super) fn has_stable_owners(path: &Path) -> Result<bool, Failure> {
+    open::table(path, |input| TraceRows::new(input).map(|rows| rows.has_stable_owners()))
+}
 
 /// Replays a trace: calls `consume` for all VMs, in chunks and in the order of arrival. `start`
 /// creates the state of a replay.

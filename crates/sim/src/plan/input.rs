@@ -6,12 +6,12 @@
 //! 16 bytes. Other traces must be [sorted](sort_all) in memory.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io::BufRead,
 };
 
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::{FxHashMap, FxHashSet};
 use units::{Ns, limits::PLAN_TRACE_ROWS_MAX};
 
 use super::{Cluster, to_mib};
@@ -196,7 +196,7 @@ fn number_of(numbers: &mut FxHashMap<Box<str>, u32>, name: &str) -> u32 {
 struct IdSet {
     /// First and last number of each range of ids. Ranges do not touch.
     ranges: BTreeMap<u64, u64>,
-    hashes: HashSet<u128, FxBuildHasher>,
+    hashes: FxHashSet<u128>,
 }
 
 impl IdSet {
@@ -244,8 +244,7 @@ mod tests {
 
     use super::*;
 
-    const CLUSTER: Cluster =
-        Cluster { sockets: 4, cores_per_socket: 8, memory_per_socket: Bytes::gib(16) };
+    const CLUSTER: Cluster = Cluster { sockets: 4, cores_per_socket: 8, memory_per_socket: Bytes::gib(16) };
 
     fn stream(rows: &str) -> VmStream<std::io::Cursor<String>> {
         let text = format!("vm_id,arrive_s,depart_s,cores,mem_gb,batch_id,socket\n{rows}");
@@ -294,7 +293,10 @@ mod tests {
             ("1,0,,1,16.1,,\n", "line 2: mem_gb = \"16.1\": must be at most the memory of a socket"),
             ("1,0,,1,1,,4\n", "line 2: socket = \"4\": must be less than the number of sockets"),
             ("1,0,,1,1,,\n01,0,,1,1,,\n", "line 3: vm_id = \"01\": must not be the id of an earlier row"),
-            ("a,0,,1,1,,\nb,0,,1,1,,\na,7,,1,1,,\n", "line 4: vm_id = \"a\": must not be the id of an earlier row"),
+            (
+                "a,0,,1,1,,\nb,0,,1,1,,\na,7,,1,1,,\n",
+                "line 4: vm_id = \"a\": must not be the id of an earlier row",
+            ),
             ("1,9,8,1,1,,\n", "line 2: depart_s = \"8\": must not be before the arrival"),
             ("", "the trace has no rows: must have at least one VM"),
         ];

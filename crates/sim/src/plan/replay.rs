@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use units::Ns;
 
-use super::{Cluster, sockets::Sockets};
+use super::{Cluster, sockets::Sockets, to_mib};
 
 /// Rule for the socket of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,8 +35,10 @@ pub struct PlacedMemory {
     pub depart: Ns,
     /// Number of cores.
     pub cores: u32,
-    /// Memory that the VM needs on its socket, in MiB.
-    pub socket_mib: u64,
+    /// Memory of the VM in MiB. The VMs of a socket have at most the memory of a socket without pools.
+    pub mib: u64,
+    /// Local memory of the VM in MiB, at most `mib`.
+    pub local_mib: u64,
     /// Memory that counts as used in the VM's pool, in MiB.
     pub pool_mib: u64,
     /// Socket in the trace, for [`PlacementRule::AsTraced`].
@@ -46,8 +48,13 @@ pub struct PlacedMemory {
 /// Result for one VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The VM runs on this socket.
-    Placed(u32),
+    /// The VM runs.
+    Placed {
+        /// Socket of the VM.
+        socket: u32,
+        /// Memory of the VM in its pool, in MiB: that of the demand, or 0 if all memory is local.
+        pool_mib: u64,
+    },
     /// No socket fits.
     Rejected,
     /// The VM departs when it arrives, and is not placed.
@@ -59,13 +66,24 @@ pub enum Outcome {
 pub struct Replay {
     rule: PlacementRule,
     sockets: Sockets,
+    /// Local memory of each socket, in MiB.
+    local_limit_mib: u64,
+    /// Memory of each pool, in MiB.
+    pool_limit_mib: u64,
+    /// Local memory in use on each socket, in MiB.
+    local_used_mib: Vec<u64>,
     running: BinaryHeap<Reverse<RunningVm>>,
     pools: Vec<PoolUse>,
     sampler: Sampler,
     counts: VmCounts,
     running_max: usize,
     socket_peak_mib: u64,
+    /// Stranded memory at the last sample.
+    stranded_mib: u64,
     stranded_mib_sum: f64,
+    /// Memory of the running VMs, local and on pools.
+    used_mib: u64,
+    used_mib_sum: f64,
 }
 
 /// Numbers of VMs by their result.
@@ -88,11 +106,13 @@ pub struct ReplayReport {
     pub samples: u64,
     /// Largest number of VMs that ran at the same time.
     pub running_max: usize,
-    /// Largest use of a socket's memory in a sample, in MiB.
+    /// Largest local use of a socket in a sample, in MiB.
     pub socket_peak_mib: u64,
-    /// Mean over the samples of the free memory on sockets without free cores, in MiB. 0 without
-    /// samples.
+    /// Mean over the samples of the free local memory on sockets without free cores, in MiB: no VM can
+    /// use it (Pond, section 2). 0 without samples.
     pub stranded_mean_mib: f64,
+    /// Mean over the samples of the memory of all running VMs, in MiB. 0 without samples.
+    pub used_mean_mib: f64,
     /// Peaks by pool size, in the order of the pool sizes.
     pub pools: Vec<PoolPeaks>,
 }
@@ -116,7 +136,8 @@ struct RunningVm {
     depart: Ns,
     socket: u32,
     cores: u32,
-    socket_mib: u64,
+    mib: u64,
+    local_mib: u64,
     pool_mib: u64,
 }
 
@@ -137,6 +158,13 @@ struct Sampler {
     is_changed: bool,
 }
 
+impl PoolUse {
+    /// Returns the memory in use in the pool of a socket.
+    fn used_by(&self, socket: u32) -> u64 {
+        self.used_mib[(socket % self.peaks.pools) as usize]
+    }
+}
+
 impl Replay {
     /// Creates a replay without VMs.
     ///
@@ -154,14 +182,36 @@ impl Replay {
         Self {
             rule,
             sockets: Sockets::new(cluster),
+            local_limit_mib: to_mib(cluster.memory_per_socket),
+            pool_limit_mib: u64::MAX,
+            local_used_mib: vec![0; cluster.sockets as usize],
             running: BinaryHeap::new(),
             pools: pool_sizes.iter().map(pool_use).collect(),
             sampler: Sampler { times, next: times.first, samples: 0, is_changed: true },
             counts: VmCounts::default(),
             running_max: 0,
             socket_peak_mib: 0,
+            stranded_mib: 0,
             stranded_mib_sum: 0.0,
+            used_mib: 0,
+            used_mib_sum: 0.0,
         }
+    }
+
+    /// Limits the local memory of each socket. A VM whose local memory does not fit on a socket runs on
+    /// another socket, or is rejected.
+    #[must_use]
+    pub fn with_local_limit(mut self, mib: u64) -> Self {
+        self.local_limit_mib = mib;
+        self
+    }
+
+    /// Limits the memory of each pool, of all sizes. If a VM fits on no socket because of its pool memory,
+    /// all its memory is local, as in Pond, section 4.3.
+    #[must_use]
+    pub fn with_pool_limit(mut self, mib: u64) -> Self {
+        self.pool_limit_mib = mib;
+        self
     }
 
     /// Replays the departures up to the arrival of a VM, and then its arrival.
@@ -173,27 +223,38 @@ impl Replay {
             self.counts.instant += 1;
             return Outcome::Instant;
         }
-        let Some(socket) = self.find_socket(vm) else {
-            self.counts.rejected += 1;
-            return Outcome::Rejected;
-        };
-        self.place(vm, socket);
-        Outcome::Placed(socket)
+        let all_local = PlacedMemory { local_mib: vm.mib, pool_mib: 0, ..*vm };
+        let has_alternative = self.pool_limit_mib < u64::MAX && vm.pool_mib > 0;
+        for demand in [Some(vm), has_alternative.then_some(&all_local)].into_iter().flatten() {
+            if let Some(socket) = self.find_socket(demand) {
+                self.place(demand, socket);
+                return Outcome::Placed { socket, pool_mib: demand.pool_mib };
+            }
+        }
+        self.counts.rejected += 1;
+        Outcome::Rejected
     }
 
     fn find_socket(&self, vm: &PlacedMemory) -> Option<u32> {
+        let has_room = |socket: u32| {
+            self.local_used_mib[socket as usize] + vm.local_mib <= self.local_limit_mib
+                && self.pools.iter().all(|pools| pools.used_by(socket) <= self.pool_limit_mib - vm.pool_mib)
+        };
         match self.rule {
-            PlacementRule::BestFit => self.sockets.best_fit(vm.cores, vm.socket_mib),
-            PlacementRule::AsTraced => {
-                vm.traced_socket.filter(|socket| self.sockets.fits(*socket, vm.cores, vm.socket_mib))
-            }
+            PlacementRule::BestFit if vm.pool_mib > self.pool_limit_mib => None,
+            PlacementRule::BestFit => self.sockets.best_fit(vm.cores, vm.mib, has_room),
+            PlacementRule::AsTraced => vm
+                .traced_socket
+                .filter(|socket| self.sockets.fits(*socket, vm.cores, vm.mib) && has_room(*socket)),
         }
     }
 
     fn place(&mut self, vm: &PlacedMemory, socket: u32) {
-        let PlacedMemory { depart, cores, socket_mib, pool_mib, .. } = *vm;
-        self.sockets.allocate(socket, cores, socket_mib);
-        self.running.push(Reverse(RunningVm { depart, socket, cores, socket_mib, pool_mib }));
+        let PlacedMemory { depart, cores, mib, local_mib, pool_mib, .. } = *vm;
+        self.sockets.allocate(socket, cores, mib);
+        self.local_used_mib[socket as usize] += local_mib;
+        self.used_mib += mib;
+        self.running.push(Reverse(RunningVm { depart, socket, cores, mib, local_mib, pool_mib }));
         self.running_max = self.running_max.max(self.running.len());
         self.sampler.is_changed = true;
         let counts_as_event = vm.arrive >= self.sampler.times.first;
@@ -211,7 +272,9 @@ impl Replay {
         while let Some(Reverse(vm)) = self.running.peek().copied().filter(|Reverse(vm)| vm.depart <= time) {
             self.sample_before(vm.depart);
             self.running.pop();
-            self.sockets.free(vm.socket, vm.cores, vm.socket_mib);
+            self.sockets.free(vm.socket, vm.cores, vm.mib);
+            self.local_used_mib[vm.socket as usize] -= vm.local_mib;
+            self.used_mib -= vm.mib;
             self.sampler.is_changed = true;
             for pool_use in &mut self.pools {
                 pool_use.used_mib[(vm.socket % pool_use.peaks.pools) as usize] -= vm.pool_mib;
@@ -232,11 +295,21 @@ impl Replay {
         let step = Ns(self.sampler.times.interval.0.saturating_mul(count));
         self.sampler.next = self.sampler.next.after(step);
         self.sampler.samples += count;
-        self.stranded_mib_sum += self.sockets.stranded_mib() as f64 * count as f64;
-        if !std::mem::take(&mut self.sampler.is_changed) {
-            return;
+        if std::mem::take(&mut self.sampler.is_changed) {
+            self.sample_use();
         }
-        self.socket_peak_mib = self.socket_peak_mib.max(self.sockets.largest_use_mib());
+        self.stranded_mib_sum += self.stranded_mib as f64 * count as f64;
+        self.used_mib_sum += self.used_mib as f64 * count as f64;
+    }
+
+    fn sample_use(&mut self) {
+        self.stranded_mib = 0;
+        for (socket, used) in (0..).zip(&self.local_used_mib) {
+            self.socket_peak_mib = self.socket_peak_mib.max(*used);
+            if self.sockets.free_cores(socket) == 0 {
+                self.stranded_mib += self.local_limit_mib - used;
+            }
+        }
         for pool_use in &mut self.pools {
             let largest = pool_use.used_mib.iter().copied().max().unwrap_or_default();
             pool_use.peaks.sampled_mib = pool_use.peaks.sampled_mib.max(largest);
@@ -252,12 +325,14 @@ impl Replay {
         self.depart_until(last_event);
         self.sample_before(last_event.after(Ns(1)));
         let samples = self.sampler.samples;
+        let mean = |sum: f64| if samples == 0 { 0.0 } else { sum / samples as f64 };
         ReplayReport {
             counts: self.counts,
             samples,
             running_max: self.running_max,
             socket_peak_mib: self.socket_peak_mib,
-            stranded_mean_mib: if samples == 0 { 0.0 } else { self.stranded_mib_sum / samples as f64 },
+            stranded_mean_mib: mean(self.stranded_mib_sum),
+            used_mean_mib: mean(self.used_mib_sum),
             pools: self.pools.into_iter().map(|pool_use| pool_use.peaks).collect(),
         }
     }

@@ -1,10 +1,6 @@
 //! DRAM that a policy needs, relative to a cluster whose memory is all local.
 
-use super::{
-    Cluster,
-    replay::{PoolPeaks, ReplayReport},
-};
-use units::Fraction;
+use super::{Cluster, replay::ReplayReport};
 
 /// DRAM of a cluster with pools.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,15 +24,6 @@ impl DramNeed {
         let pools_mib = per_pool_mib * f64::from(pools);
         let required = (local_mib + pools_mib) / cluster.total_mib() as f64;
         Self { local_per_socket_mib, per_pool_mib, local_mib, pools_mib, required }
-    }
-
-    /// Computes the DRAM if each VM has the same share of its memory on a pool. `peaks` must count
-    /// the whole memory of each VM as used in its pool. With `share` f, `memory` M and N sockets, the
-    /// cluster needs (1 - f) M N of local memory, and pools of the largest peak.
-    pub fn of_fixed_share(cluster: &Cluster, share: Fraction, peaks: &PoolPeaks) -> Self {
-        let memory_mib = super::to_mib(cluster.memory_per_socket) as f64;
-        let per_pool_mib = share.get() * peaks.sampled_mib as f64;
-        Self::new(cluster, (1.0 - share.get()) * memory_mib, peaks.pools, per_pool_mib)
     }
 
     /// Returns the saved DRAM, as a fraction of the memory of all sockets without pools. Negative if

@@ -17,9 +17,6 @@ pub struct Sockets {
     by_free_cores: Vec<BTreeSet<(u64, u32)>>,
     /// Largest free memory of the sockets with a number of free cores; `None` without a socket.
     largest_free_mib: Vec<Option<u64>>,
-    /// Free memory of all sockets without free cores, in MiB.
-    stranded_mib: u64,
-    memory_mib: u64,
 }
 
 /// Free cores and memory of one socket.
@@ -41,21 +38,17 @@ impl Sockets {
         let mut largest_free_mib = vec![None; groups];
         largest_free_mib[groups - 1] = (cluster.sockets > 0).then_some(memory_mib);
         let free = FreeResources { cores: cluster.cores_per_socket, mib: memory_mib };
-        Self {
-            free: vec![free; cluster.sockets as usize],
-            by_free_cores,
-            largest_free_mib,
-            stranded_mib: 0,
-            memory_mib,
-        }
+        Self { free: vec![free; cluster.sockets as usize], by_free_cores, largest_free_mib }
     }
 
     /// Returns the socket with enough free cores and memory that has the fewest free cores, then the
-    /// least free memory, then the lowest number. Returns `None` if no socket fits.
-    pub fn best_fit(&self, cores: u32, mib: u64) -> Option<u32> {
-        let candidates = self.largest_free_mib.get(cores as usize..)?;
-        let group = cores as usize + candidates.iter().position(|largest| *largest >= Some(mib))?;
-        self.by_free_cores[group].range((mib, 0)..).next().map(|(_, socket)| *socket)
+    /// least free memory, then the lowest number, among the sockets that `accepts` accepts. Returns
+    /// `None` if no socket fits.
+    pub fn best_fit(&self, cores: u32, mib: u64, accepts: impl Fn(u32) -> bool) -> Option<u32> {
+        let groups = self.largest_free_mib.iter().zip(&self.by_free_cores).skip(cores as usize);
+        let fitting = groups.filter(|(largest, _)| **largest >= Some(mib));
+        let mut sockets = fitting.flat_map(|(_, group)| group.range((mib, 0)..).map(|(_, socket)| *socket));
+        sockets.find(|socket| accepts(*socket))
     }
 
     /// Returns whether a VM fits on a socket. It does not fit on a socket that does not exist.
@@ -82,12 +75,6 @@ impl Sockets {
 
     fn set_free(&mut self, socket: u32, free: FreeResources) {
         let old = std::mem::replace(&mut self.free[socket as usize], free);
-        if old.cores == 0 {
-            self.stranded_mib -= old.mib;
-        }
-        if free.cores == 0 {
-            self.stranded_mib += free.mib;
-        }
         self.by_free_cores[old.cores as usize].remove(&(old.mib, socket));
         self.update_largest(old.cores);
         self.by_free_cores[free.cores as usize].insert((free.mib, socket));
@@ -99,14 +86,11 @@ impl Sockets {
         self.largest_free_mib[cores as usize] = largest;
     }
 
-    /// Returns the free memory of all sockets without free cores, in MiB. No VM can use this memory
-    /// (Pond, section 2).
-    pub fn stranded_mib(&self) -> u64 {
-        self.stranded_mib
-    }
-
-    /// Returns the largest used memory of a socket, in MiB.
-    pub fn largest_use_mib(&self) -> u64 {
-        self.memory_mib - self.free.iter().map(|free| free.mib).min().unwrap_or(self.memory_mib)
+    /// Returns the number of free cores of a socket.
+    ///
+    /// # Panics
+    /// Panics if the socket does not exist.
+    pub fn free_cores(&self, socket: u32) -> u32 {
+        self.free[socket as usize].cores
     }
 }

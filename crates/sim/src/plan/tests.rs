@@ -2,7 +2,7 @@
 //! other, and searches all sockets and all VMs.
 
 use proptest::prelude::*;
-use units::{Bytes, Fraction, Ns};
+use units::{Bytes, Ns};
 
 use super::{
     Cluster,
@@ -30,6 +30,7 @@ struct Expected {
     samples: u64,
     socket_peak: u64,
     stranded_sum: u64,
+    used_sum: u64,
     /// Largest use of a pool by pool size: in a sample, and after any event.
     pool_peaks: Vec<(u64, u64)>,
 }
@@ -41,12 +42,18 @@ struct ReferenceCluster {
 }
 
 /// Replays the VMs second by second.
-fn reference(cluster: &ReferenceCluster, vms: &[TestVm], pool_sizes: &[usize], first: u64, every: u64) -> Expected {
+fn reference(
+    cluster: &ReferenceCluster,
+    vms: &[TestVm],
+    pool_sizes: &[usize],
+    first: u64,
+    every: u64,
+) -> Expected {
     let mut expected = Expected { sockets: vec![None; vms.len()], ..Expected::default() };
     expected.pool_peaks = vec![(0, 0); pool_sizes.len()];
     let is_running = |vm: usize, second: u64| vms[vm].depart.is_none_or(|depart| depart > second);
     let mut placed: Vec<(usize, usize)> = Vec::new();
-    let end = vms.iter().enumerate().map(|(_, vm)| vm.arrive).max().unwrap();
+    let end = vms.iter().map(|vm| vm.arrive).max().unwrap();
     let mut second = 0;
     loop {
         placed.retain(|(vm, _)| is_running(*vm, second));
@@ -78,24 +85,26 @@ fn reference(cluster: &ReferenceCluster, vms: &[TestVm], pool_sizes: &[usize], f
                 None => expected.rejected += 1,
             }
             if second >= first {
-                record_pools(cluster, vms, &placed, pool_sizes, |at, use_| {
-                    expected.pool_peaks[at].1 = expected.pool_peaks[at].1.max(use_);
+                record_pools(cluster, vms, &placed, pool_sizes, |at, used| {
+                    expected.pool_peaks[at].1 = expected.pool_peaks[at].1.max(used);
                 });
             }
         }
-        if second >= first && (second - first) % every == 0 {
+        if second >= first && (second - first).is_multiple_of(every) {
             expected.samples += 1;
+            expected.used_sum += placed.iter().map(|(vm, _)| vms[*vm].mib).sum::<u64>();
             for socket in 0..cluster.sockets {
-                let on_it: Vec<usize> = placed.iter().filter(|(_, on)| *on == socket).map(|(vm, _)| *vm).collect();
+                let on_it: Vec<usize> =
+                    placed.iter().filter(|(_, on)| *on == socket).map(|(vm, _)| *vm).collect();
                 let used: u64 = on_it.iter().map(|vm| vms[*vm].mib).sum();
                 expected.socket_peak = expected.socket_peak.max(used);
                 if on_it.iter().map(|vm| vms[*vm].cores).sum::<u32>() == cluster.cores {
                     expected.stranded_sum += cluster.mib - used;
                 }
             }
-            record_pools(cluster, vms, &placed, pool_sizes, |at, use_| {
+            record_pools(cluster, vms, &placed, pool_sizes, |at, used| {
                 let peaks = &mut expected.pool_peaks[at];
-                *peaks = (peaks.0.max(use_), peaks.1.max(use_));
+                *peaks = (peaks.0.max(used), peaks.1.max(used));
             });
         }
         let departs_later = placed.iter().any(|(vm, _)| vms[*vm].depart.is_some());
@@ -127,13 +136,19 @@ fn to_placed(vm: &TestVm) -> PlacedMemory {
         arrive: Ns::secs(vm.arrive),
         depart: vm.depart.map_or(Ns::NEVER, Ns::secs),
         cores: vm.cores,
-        socket_mib: vm.mib,
+        mib: vm.mib,
+        local_mib: vm.mib,
         pool_mib: vm.mib,
         traced_socket: None,
     }
 }
 
-fn replay(cluster: &Cluster, vms: &[TestVm], pool_sizes: &[u32], times: SampleTimes) -> (Vec<Outcome>, ReplayReport) {
+fn replay(
+    cluster: &Cluster,
+    vms: &[TestVm],
+    pool_sizes: &[u32],
+    times: SampleTimes,
+) -> (Vec<Outcome>, ReplayReport) {
     let mut replay = Replay::new(cluster, pool_sizes, PlacementRule::BestFit, times);
     let outcomes = vms.iter().map(|vm| replay.arrive(&to_placed(vm))).collect();
     let last = vms.last().map_or(Ns::ZERO, |vm| Ns::secs(vm.arrive));
@@ -144,8 +159,11 @@ fn any_vms() -> impl Strategy<Value = Vec<TestVm>> {
     let vm = (0..60_u64, prop::option::weighted(0.9, 0..40_u64), 1..5_u32, 1..13_u64);
     prop::collection::vec(vm, 1..80).prop_map(|mut vms| {
         vms.sort_by_key(|(arrive, ..)| *arrive);
-        let test_vm = |(arrive, life, cores, mib): (u64, Option<u64>, u32, u64)| {
-            TestVm { arrive, depart: life.map(|life| arrive + life), cores, mib }
+        let test_vm = |(arrive, life, cores, mib): (u64, Option<u64>, u32, u64)| TestVm {
+            arrive,
+            depart: life.map(|life| arrive + life),
+            cores,
+            mib,
         };
         vms.into_iter().map(test_vm).collect()
     })
@@ -164,13 +182,17 @@ proptest! {
         let (outcomes, report) = replay(&cluster, &vms, &pool_sizes, times);
         let reference_cluster = ReferenceCluster { sockets: sockets as usize, cores, mib };
         let expected = reference(&reference_cluster, &vms, &pool_sizes.map(|size| size as usize), first, every);
-        let placed = |outcome: &Outcome| if let Outcome::Placed(socket) = outcome { Some(*socket as usize) } else { None };
+        let placed = |outcome: &Outcome| match outcome {
+            Outcome::Placed { socket, .. } => Some(*socket as usize),
+            Outcome::Rejected | Outcome::Instant => None,
+        };
         prop_assert_eq!(outcomes.iter().map(placed).collect::<Vec<_>>(), expected.sockets);
         let counts = VmCounts { vms: vms.len() as u64, rejected: expected.rejected, instant: expected.instant };
         prop_assert_eq!(report.counts, counts);
         prop_assert_eq!((report.samples, report.socket_peak_mib), (expected.samples, expected.socket_peak));
-        let mean = if expected.samples == 0 { 0.0 } else { expected.stranded_sum as f64 / expected.samples as f64 };
-        prop_assert_eq!(report.stranded_mean_mib, mean);
+        let mean = |sum: u64| if expected.samples == 0 { 0.0 } else { sum as f64 / expected.samples as f64 };
+        let means = (report.stranded_mean_mib, report.used_mean_mib);
+        prop_assert_eq!(means, (mean(expected.stranded_sum), mean(expected.used_sum)));
         let peaks: Vec<_> = report.pools.iter().map(|pool| (pool.sampled_mib, pool.event_mib)).collect();
         prop_assert_eq!(peaks, expected.pool_peaks);
     }
@@ -178,6 +200,10 @@ proptest! {
 
 fn vm(arrive: u64, depart: Option<u64>, cores: u32, mib: u64) -> TestVm {
     TestVm { arrive, depart, cores, mib }
+}
+
+fn placed((socket, pool_mib): (u32, u64)) -> Outcome {
+    Outcome::Placed { socket, pool_mib }
 }
 
 const SMALL: Cluster = Cluster { sockets: 2, cores_per_socket: 4, memory_per_socket: Bytes::mib(8) };
@@ -189,16 +215,21 @@ fn fewest_free_cores_then_least_free_memory_then_lowest_number_is_chosen() {
     let vms = [vm(0, None, 1, 1), vm(0, None, 4, 1), vm(0, None, 2, 6), vm(1, None, 2, 2), vm(1, None, 1, 1)];
     let (outcomes, _) = replay(&cluster, &vms, &[3], EVERY_SECOND);
     // The fourth VM fits only on socket 2. The last VM then fits only on socket 0.
-    let sockets = [0, 1, 0, 2, 0].map(Outcome::Placed);
+    let sockets = [(0, 1), (1, 1), (0, 6), (2, 2), (0, 1)].map(placed);
     assert_eq!(outcomes, sockets);
 }
 
 #[test]
 fn departures_of_a_second_precede_its_arrivals() {
-    let vms = [vm(0, Some(5), 4, 8), vm(0, None, 4, 8), vm(5, Some(5), 4, 8), vm(5, Some(9), 4, 8), vm(6, None, 1, 1)];
+    let vms = [
+        vm(0, Some(5), 4, 8),
+        vm(0, None, 4, 8),
+        vm(5, Some(5), 4, 8),
+        vm(5, Some(9), 4, 8),
+        vm(6, None, 1, 1),
+    ];
     let (outcomes, report) = replay(&SMALL, &vms, &[2], EVERY_SECOND);
-    let expected =
-        [Outcome::Placed(0), Outcome::Placed(1), Outcome::Instant, Outcome::Placed(0), Outcome::Rejected];
+    let expected = [placed((0, 8)), placed((1, 8)), Outcome::Instant, placed((0, 8)), Outcome::Rejected];
     assert_eq!(outcomes, expected);
     assert_eq!(report.counts, VmCounts { vms: 5, rejected: 1, instant: 1 });
     assert_eq!((report.samples, report.running_max), (10, 2));
@@ -220,17 +251,36 @@ fn traced_socket_is_used_and_overcommit_is_rejected() {
     let mut arrive = |cores, socket| {
         replay.arrive(&PlacedMemory { traced_socket: socket, ..to_placed(&vm(0, None, cores, 1)) })
     };
-    assert_eq!(arrive(1, Some(1)), Outcome::Placed(1));
+    assert_eq!(arrive(1, Some(1)), placed((1, 1)));
     assert_eq!(arrive(4, Some(1)), Outcome::Rejected);
-    assert_eq!(arrive(4, Some(0)), Outcome::Placed(0));
+    assert_eq!(arrive(4, Some(0)), placed((0, 1)));
     assert_eq!(arrive(1, None), Outcome::Rejected);
 }
 
 #[test]
-fn fixed_share_needs_local_memory_and_largest_pool_peak() {
+fn vm_without_room_for_local_or_pool_memory_runs_elsewhere() {
+    // Sockets with 8 MiB, of which 5 MiB are local; each has a pool of 4 MiB.
+    let replay = Replay::new(&SMALL, &[1], PlacementRule::BestFit, EVERY_SECOND);
+    let mut replay = replay.with_local_limit(5).with_pool_limit(4);
+    let mut arrive = |mib, pool_mib| {
+        let vm = vm(0, None, 1, mib);
+        replay.arrive(&PlacedMemory { local_mib: mib - pool_mib, pool_mib, ..to_placed(&vm) })
+    };
+    assert_eq!(arrive(4, 0), placed((0, 0)));
+    // No local memory is left on socket 0.
+    assert_eq!(arrive(2, 0), placed((1, 0)));
+    assert_eq!(arrive(4, 3), placed((0, 3)));
+    // No memory is left on socket 0.
+    assert_eq!(arrive(2, 2), placed((1, 2)));
+    // The pool of socket 1 has less than 3 MiB, so that all memory is local.
+    assert_eq!(arrive(3, 3), placed((1, 0)));
+    assert_eq!(arrive(3, 3), Outcome::Rejected);
+}
+
+#[test]
+fn required_dram_is_relative_to_all_sockets() {
     let cluster = Cluster { sockets: 8, cores_per_socket: 4, memory_per_socket: Bytes::gib(4) };
-    let peaks = PoolPeaks { pool_sockets: 4, pools: 2, sampled_mib: 12 * 1024, event_mib: 0 };
-    let need = DramNeed::of_fixed_share(&cluster, Fraction::new(0.5).unwrap(), &peaks);
+    let need = DramNeed::new(&cluster, 2048.0, 2, 6144.0);
     // 8 sockets with 2 GiB, and 2 pools with 6 GiB, instead of 32 GiB.
     assert_eq!((need.local_mib, need.pools_mib), (16.0 * 1024.0, 12.0 * 1024.0));
     assert_eq!((need.required, need.saved()), (0.875, 0.125));
@@ -260,7 +310,8 @@ fn whole_memory(vm: &PlannedVm) -> PlacedMemory {
         arrive: vm.arrive,
         depart: vm.depart,
         cores: vm.cores,
-        socket_mib: vm.mib,
+        mib: vm.mib,
+        local_mib: vm.mib,
         pool_mib: vm.mib,
         traced_socket: vm.socket,
     }
@@ -270,8 +321,11 @@ fn whole_memory(vm: &PlannedVm) -> PlacedMemory {
 #[test]
 fn azure_v1_agrees_with_outside_simulator() {
     let Some((cluster, report)) = azure_v1(&[8, 16, 32, 64]) else { return };
-    let half = Fraction::new(0.5).unwrap();
-    let required = |peaks| 100.0 * DramNeed::of_fixed_share(&cluster, half, peaks).required;
+    // Half of each VM's memory is on a pool.
+    let required = |peaks: &PoolPeaks| {
+        let need = DramNeed::new(&cluster, 72.0 * 1024.0, peaks.pools, peaks.sampled_mib as f64 / 2.0);
+        100.0 * need.required
+    };
     let rounded: Vec<String> = report.pools.iter().map(|peaks| format!("{:.1}", required(peaks))).collect();
     assert_eq!(rounded, ["95.9", "94.3", "92.7", "91.5"]);
     assert_eq!(format!("{:.3}", 100.0 * report.rejected()), "2.888");

@@ -141,7 +141,10 @@ impl<'a> Field<'a> {
         if self.text.is_empty() {
             return Ok(None);
         }
-        self.require(self.text.parse().ok().map(Some), "must be empty or the whole number of a socket, from 0")
+        self.require(
+            self.text.parse().ok().map(Some),
+            "must be empty or the whole number of a socket, from 0",
+        )
     }
 
     /// Parses a decimal number. Returns `None` for `inf`, `nan`, signs and exponents.

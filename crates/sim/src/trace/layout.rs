@@ -28,7 +28,9 @@ const AZURE_COLUMNS: usize = 11;
 const AZURE_SIZE_COLUMNS: [[&str; 2]; 2] =
     [["vmcorecount", "vmmemory"], ["vmcorecountbucket", "vmmemorybucket"]];
 /// Names of the columns with the owner of a VM, in order of preference.
-const OWNER_COLUMNS: [&str; 3] = ["owner", "app_name", "batch_id"];
+const OWNER_COLUMNS: [&str; 3] = ["owner", "app_name", BATCH_COLUMN];
+/// Name of the column with the batch in which a VM was requested.
+const BATCH_COLUMN: &str = "batch_id";
 /// Maximum length of an unknown first row in an error message, in characters.
 const SHOWN_ROW_CHARS_MAX: usize = 120;
 
@@ -178,6 +180,11 @@ impl TraceColumns {
         self.position(column).is_some()
     }
 
+    /// Returns whether the owners are customers or applications instead of batches.
+    pub(super) fn has_stable_owners(&self) -> bool {
+        self.owner.is_some_and(|owner| owner.name != BATCH_COLUMN)
+    }
+
     fn position(&self, column: TraceColumn) -> Option<Column> {
         match column {
             TraceColumn::Id => Some(self.id),
@@ -196,7 +203,12 @@ impl TraceColumns {
         let line = record.position().map_or(0, csv::Position::line);
         if record.len() != self.count {
             let rule = "must have as many columns as the first row";
-            return Err(MalformedRow { line, field: "row", value: format!("{} columns", record.len()), rule });
+            return Err(MalformedRow {
+                line,
+                field: "row",
+                value: format!("{} columns", record.len()),
+                rule,
+            });
         }
         let take = |column: Column| Field::new(line, column.name, &record[column.index]);
         let arrive = take(self.arrive)?.parse_seconds()?;
@@ -213,11 +225,7 @@ impl TraceColumns {
             memory,
             owner: self.owner.map(|owner| take(owner).map(|field| field.text())).transpose()?,
             socket: self.socket.map(|socket| take(socket)?.parse_socket()).transpose()?.flatten(),
-            touched: self
-                .touched
-                .map(|touched| take(touched)?.parse_touched(memory))
-                .transpose()?
-                .flatten(),
+            touched: self.touched.map(|touched| take(touched)?.parse_touched(memory)).transpose()?.flatten(),
             columns: self,
             record,
         })

@@ -60,10 +60,7 @@ fn header_of_azure_table_selects_its_columns() {
 fn table_of_pods_has_millicores_and_mib() {
     let header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n";
     let rows = "p-0,12000,16384,1,1000,,LS,Running,0,12537496,0.0\np-1,3152,262144,0,0,,BE,Failed,9,,\n";
-    assert_eq!(
-        summarize_trace(&format!("{header}{rows}")),
-        "p-0@0-12537496:12/16GiB p-1@9-:4/256GiB"
-    );
+    assert_eq!(summarize_trace(&format!("{header}{rows}")), "p-0@0-12537496:12/16GiB p-1@9-:4/256GiB");
     let error = error_of(&format!("{header}p-0,0,1,1,1,,LS,Running,0,1,0\n"));
     assert_eq!(
         error,
