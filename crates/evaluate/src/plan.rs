@@ -102,9 +102,10 @@ With --slice, static needs as much local memory per socket as the largest local 
 BUFFER is the number of slices that each pool needs in addition to its largest use, so that no start waits for released slices.
 
 Under none and static, VMs are placed as without pools, and local memory is a fraction of the memory without pools. Under frigid and
-full, a VM runs on the best socket that also has its local memory and whose pool has its pool memory; if there is none, all its memory is
-local. Local and pool memory are the pair with the least sum that serves the VMs as well as the memory without pools: no more VMs are
-rejected, and the running VMs have as much memory (99.5 %). With --baseline least, the memory without pools is also the least in this way.
+full, a VM uses the free local memory of its socket first. Only the rest is on the pool, at most the predicted memory; otherwise, the VM
+runs on another socket. Local memory is that with the least sum of local and pool memory that serves the VMs as well as the memory
+without pools: no more VMs are rejected, and the running VMs have as much memory (99.8 %). With --baseline least, the memory without
+pools is also the least in this way.
 
 Traces do not contain touched memory (unless there is a column touched_gb), customers (except for an owner) and slowdowns. With --usage,
 they are modelled: each owner of the usage tables is a customer with a workload of a simulated processor. Each batch_id, or each VM if

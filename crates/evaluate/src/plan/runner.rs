@@ -25,25 +25,15 @@ pub(super) struct ReplaySpec {
     pub division: Division,
     /// Local memory of each socket, as a fraction of its memory without pools.
     pub local_fraction: f64,
-    /// Limited pools of one size; `None` for unlimited pools of all sizes.
-    pub pools: Option<LimitedPools>,
-}
-
-/// Pools of one size with limited memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct LimitedPools {
-    pub pool_sockets: u32,
-    /// Memory of each pool, as a fraction of the memory of its sockets without pools.
-    pub fraction: f64,
 }
 
 impl ReplaySpec {
     /// Replay of the cluster without pools.
     pub(super) const ALL_LOCAL: Self = Self::new(Division::Whole, 1.0);
 
-    /// Replay with unlimited pools.
+    /// Creates a specification.
     pub(super) const fn new(division: Division, local_fraction: f64) -> Self {
-        Self { division, local_fraction, pools: None }
+        Self { division, local_fraction }
     }
 }
 
@@ -265,15 +255,12 @@ impl Runner<'_> {
             Division::Share(_) | Division::Frigid | Division::Full => self.cluster.memory_per_socket,
         };
         let cluster = Cluster { memory_per_socket, ..self.cluster };
-        let replay = match spec.pools {
-            None => Replay::new(&cluster, self.pool_sizes, rule, self.times),
-            Some(LimitedPools { pool_sockets, fraction }) => {
-                let socket = part_of(self.cluster.memory_per_socket, fraction);
-                let limit = u64::from(pool_sockets) * (socket.get() >> 20);
-                Replay::new(&cluster, &[pool_sockets], rule, self.times).with_pool_limit(limit)
-            }
-        };
-        replay.with_local_limit(local_memory.get() >> 20)
+        let replay = Replay::new(&cluster, self.pool_sizes, rule, self.times)
+            .with_local_limit(local_memory.get() >> 20);
+        match spec.division {
+            Division::Whole | Division::Share(_) => replay,
+            Division::Frigid | Division::Full => replay.with_local_memory_first(self.slice_mib.unwrap_or(1)),
+        }
     }
 
     /// Replays a chunk of VMs in all replays.
@@ -340,7 +327,7 @@ impl Runner<'_> {
         let pdm = self.promise.pdm;
         match memory {
             Some(PoolMemory { mib, is_pool_only: true }) => {
-                running.slowed[0].add(mib > 0 && truth.is_slowed_on_pool(pdm));
+                running.slowed[0].add(truth.touches_pool(mib) && truth.is_slowed_on_pool(pdm));
             }
             Some(PoolMemory { mib, is_pool_only: false }) => {
                 running.slowed[0].add(truth.is_slowed_by_split(mib, pdm));

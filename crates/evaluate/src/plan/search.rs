@@ -6,17 +6,14 @@ use sim::plan::replay::ReplayReport;
 
 use super::{
     options::Division,
-    runner::{LimitedPools, ReplayResult, ReplaySpec, Runner},
+    runner::{ReplayResult, ReplaySpec, Runner},
 };
 
-/// Fractions of local memory that are searched, in percent: from, to and step.
-const LOCAL_PERCENT: (u32, u32, u32) = (30, 90, 5);
-/// Number of bisections of the pool memory for each local memory. They reach a precision of about 1 %
-/// of the memory without pools.
-const POOL_BISECTIONS: usize = 6;
+/// Range of the local memory that is searched, in percent of the memory without pools.
+const LOCAL_PERCENT: std::ops::RangeInclusive<u32> = 40..=100;
 /// Least mean memory of the running VMs, relative to the cluster without pools. Two placements of the
-/// same VMs differ by a few tenths of a percent.
-const USED_MEMORY_MIN: f64 = 0.995;
+/// same VMs differ by about a tenth of a percent.
+const USED_MEMORY_MIN: f64 = 0.998;
 /// Number of fractions in each of two passes that search the least memory without pools.
 const WITHOUT_POOLS_STEPS: u32 = 20;
 
@@ -49,31 +46,9 @@ fn is_sufficient(report: &ReplayReport, all_local: &ReplayReport) -> bool {
         && report.used_mean_mib >= all_local.used_mean_mib * USED_MEMORY_MIN
 }
 
-/// Search of the pool memory for one division, pool size and local memory.
-struct Candidate {
-    division: Division,
-    pool_sockets: u32,
-    local_fraction: f64,
-    /// Pool memory with which too many VMs are rejected.
-    insufficient: f64,
-    /// Least pool memory that was tested and is sufficient, or untested.
-    sufficient: f64,
-}
-
-impl Candidate {
-    fn spec(&self, fraction: f64) -> ReplaySpec {
-        let pools = Some(LimitedPools { pool_sockets: self.pool_sockets, fraction });
-        ReplaySpec { division: self.division, local_fraction: self.local_fraction, pools }
-    }
-
-    fn is_for(&self, division: Division, pool_sockets: u32) -> bool {
-        self.division == division && self.pool_sockets == pool_sockets
-    }
-}
-
 /// Returns, for each division and pool size, the replay with the least local and pool memory together that
-/// [is sufficient](is_sufficient). It is a replay without pool memory if every tested pair of
-/// memories needs more than the cluster without pools.
+/// [is sufficient](is_sufficient). It has all memory local if no tested local memory saves anything. Each
+/// report has only the pools of its size.
 ///
 /// # Errors
 /// The errors of [`Runner::pass`].
@@ -82,69 +57,31 @@ pub(super) fn least_with_pools(
     divisions: &[Division],
     all_local: &ReplayReport,
 ) -> Result<Vec<ReplayResult>, Failure> {
-    let (from, to, step) = LOCAL_PERCENT;
-    let pairs: Vec<(Division, u32)> = divisions
-        .iter()
-        .flat_map(|division| runner.pool_sizes.iter().map(move |pool_sockets| (*division, *pool_sockets)))
-        .collect();
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for (division, pool_sockets) in &pairs {
-        candidates.extend((from..=to).step_by(step as usize).map(|percent| {
-            let local_fraction = f64::from(percent) / 100.0;
-            let (division, pool_sockets) = (*division, *pool_sockets);
-            Candidate {
-                division,
-                pool_sockets,
-                local_fraction,
-                insufficient: 0.0,
-                sufficient: 1.0 - local_fraction,
-            }
-        }));
-    }
-    let without: Vec<ReplaySpec> = pairs
-        .iter()
-        .map(|(division, pool_sockets)| {
-            let pools = Some(LimitedPools { pool_sockets: *pool_sockets, fraction: 0.0 });
-            ReplaySpec { division: *division, local_fraction: 1.0, pools }
-        })
-        .collect();
-    let mut best = runner.pass(&without)?;
-    // The first test is at the pool memory with which nothing is saved.
-    let mut tests: Vec<f64> = candidates.iter().map(|candidate| candidate.sufficient).collect();
-    for _ in 0..=POOL_BISECTIONS {
-        if candidates.is_empty() {
-            break;
+    let specs = |division: &Division| {
+        let division = *division;
+        LOCAL_PERCENT.map(move |percent| ReplaySpec::new(division, f64::from(percent) / 100.0))
+    };
+    let specs: Vec<ReplaySpec> = divisions.iter().flat_map(specs).collect();
+    let results = runner.pass(&specs)?;
+    let mut best = Vec::new();
+    for results in results.chunks(specs.len() / divisions.len()) {
+        let all = results.last().expect("the range is not empty");
+        for at in 0..runner.pool_sizes.len() {
+            let sufficient = results.iter().filter(|result| is_sufficient(&result.report, all_local));
+            let total = |result: &&ReplayResult| total_fraction(runner, result, at);
+            let least = sufficient.chain([all]).min_by(|one, other| total(one).total_cmp(&total(other)));
+            let mut least = least.expect("the replay with all memory local").clone();
+            least.report.pools = vec![least.report.pools[at]];
+            best.push(least);
         }
-        let specs: Vec<ReplaySpec> =
-            candidates.iter().zip(&tests).map(|(candidate, fraction)| candidate.spec(*fraction)).collect();
-        let results = runner.pass(&specs)?;
-        for ((candidate, result), fraction) in candidates.iter_mut().zip(results).zip(&tests) {
-            if !is_sufficient(&result.report, all_local) {
-                candidate.insufficient = *fraction;
-                continue;
-            }
-            candidate.sufficient = *fraction;
-            let at = pairs.iter().position(|(division, size)| candidate.is_for(*division, *size));
-            let best = &mut best[at.expect("every candidate has a pair")];
-            if total_fraction(runner, &result) < total_fraction(runner, best) {
-                *best = result;
-            }
-        }
-        candidates.retain(|candidate| {
-            let at = pairs.iter().position(|(division, size)| candidate.is_for(*division, *size));
-            let best = total_fraction(runner, &best[at.expect("every candidate has a pair")]);
-            candidate.insufficient < candidate.sufficient
-                && candidate.local_fraction + candidate.insufficient < best
-        });
-        tests = candidates.iter().map(|c| f64::midpoint(c.insufficient, c.sufficient)).collect();
     }
     Ok(best)
 }
 
-/// Returns the local and pool memory of a replay with pools of one size, as a fraction of the memory
-/// without pools.
-fn total_fraction(runner: &Runner<'_>, result: &ReplayResult) -> f64 {
-    let pools_mib: u64 =
-        result.report.pools.iter().map(|peaks| u64::from(peaks.pools) * peaks.sampled_mib).sum();
+/// Returns the local and pool memory of a replay with the pools at an index of the pool sizes, as a
+/// fraction of the memory without pools.
+fn total_fraction(runner: &Runner<'_>, result: &ReplayResult, at: usize) -> f64 {
+    let peaks = result.report.pools[at];
+    let pools_mib = u64::from(peaks.pools) * peaks.sampled_mib;
     result.spec.local_fraction + pools_mib as f64 / runner.cluster.total_mib() as f64
 }

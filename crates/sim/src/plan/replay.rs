@@ -37,9 +37,10 @@ pub struct PlacedMemory {
     pub cores: u32,
     /// Memory of the VM in MiB. The VMs of a socket have at most the memory of a socket without pools.
     pub mib: u64,
-    /// Local memory of the VM in MiB, at most `mib`.
+    /// Local memory of the VM in MiB, at most `mib`. Ignored if VMs use local memory first.
     pub local_mib: u64,
-    /// Memory that counts as used in the VM's pool, in MiB.
+    /// Memory that counts as used in the VM's pool, in MiB; the largest pool memory if VMs use local
+    /// memory first.
     pub pool_mib: u64,
     /// Socket in the trace, for [`PlacementRule::AsTraced`].
     pub traced_socket: Option<u32>,
@@ -52,7 +53,7 @@ pub enum Outcome {
     Placed {
         /// Socket of the VM.
         socket: u32,
-        /// Memory of the VM in its pool, in MiB: that of the demand, or 0 if all memory is local.
+        /// Memory of the VM in its pool, in MiB.
         pool_mib: u64,
     },
     /// No socket fits.
@@ -68,8 +69,8 @@ pub struct Replay {
     sockets: Sockets,
     /// Local memory of each socket, in MiB.
     local_limit_mib: u64,
-    /// Memory of each pool, in MiB.
-    pool_limit_mib: u64,
+    /// Unit of pool memory in MiB, if VMs use local memory first.
+    local_first_unit_mib: Option<u64>,
     /// Local memory in use on each socket, in MiB.
     local_used_mib: Vec<u64>,
     running: BinaryHeap<Reverse<RunningVm>>,
@@ -158,13 +159,6 @@ struct Sampler {
     is_changed: bool,
 }
 
-impl PoolUse {
-    /// Returns the memory in use in the pool of a socket.
-    fn used_by(&self, socket: u32) -> u64 {
-        self.used_mib[(socket % self.peaks.pools) as usize]
-    }
-}
-
 impl Replay {
     /// Creates a replay without VMs.
     ///
@@ -183,7 +177,7 @@ impl Replay {
             rule,
             sockets: Sockets::new(cluster),
             local_limit_mib: to_mib(cluster.memory_per_socket),
-            pool_limit_mib: u64::MAX,
+            local_first_unit_mib: None,
             local_used_mib: vec![0; cluster.sockets as usize],
             running: BinaryHeap::new(),
             pools: pool_sizes.iter().map(pool_use).collect(),
@@ -206,11 +200,11 @@ impl Replay {
         self
     }
 
-    /// Limits the memory of each pool, of all sizes. If a VM fits on no socket because of its pool memory,
-    /// all its memory is local, as in Pond, section 4.3.
+    /// Lets each VM use the free local memory of its socket first, as `packing` does. Only the rest is on
+    /// the pool: a multiple of `unit_mib`, and at most the pool memory of the VM.
     #[must_use]
-    pub fn with_pool_limit(mut self, mib: u64) -> Self {
-        self.pool_limit_mib = mib;
+    pub fn with_local_memory_first(mut self, unit_mib: u64) -> Self {
+        self.local_first_unit_mib = Some(unit_mib);
         self
     }
 
@@ -223,30 +217,38 @@ impl Replay {
             self.counts.instant += 1;
             return Outcome::Instant;
         }
-        let all_local = PlacedMemory { local_mib: vm.mib, pool_mib: 0, ..*vm };
-        let has_alternative = self.pool_limit_mib < u64::MAX && vm.pool_mib > 0;
-        for demand in [Some(vm), has_alternative.then_some(&all_local)].into_iter().flatten() {
-            if let Some(socket) = self.find_socket(demand) {
-                self.place(demand, socket);
-                return Outcome::Placed { socket, pool_mib: demand.pool_mib };
-            }
-        }
-        self.counts.rejected += 1;
-        Outcome::Rejected
+        let Some(socket) = self.find_socket(vm) else {
+            self.counts.rejected += 1;
+            return Outcome::Rejected;
+        };
+        let (local_mib, pool_mib) = self.divide(vm, socket).expect("the VM fits on the socket");
+        self.place(&PlacedMemory { local_mib, pool_mib, ..*vm }, socket);
+        Outcome::Placed { socket, pool_mib }
     }
 
     fn find_socket(&self, vm: &PlacedMemory) -> Option<u32> {
-        let has_room = |socket: u32| {
-            self.local_used_mib[socket as usize] + vm.local_mib <= self.local_limit_mib
-                && self.pools.iter().all(|pools| pools.used_by(socket) <= self.pool_limit_mib - vm.pool_mib)
-        };
+        let has_room = |socket: u32| self.divide(vm, socket).is_some();
         match self.rule {
-            PlacementRule::BestFit if vm.pool_mib > self.pool_limit_mib => None,
             PlacementRule::BestFit => self.sockets.best_fit(vm.cores, vm.mib, has_room),
             PlacementRule::AsTraced => vm
                 .traced_socket
                 .filter(|socket| self.sockets.fits(*socket, vm.cores, vm.mib) && has_room(*socket)),
         }
+    }
+
+    /// Returns the local memory and the pool memory of a VM on a socket, in MiB. Returns `None` if the
+    /// socket has too little local memory.
+    fn divide(&self, vm: &PlacedMemory, socket: u32) -> Option<(u64, u64)> {
+        let local_free = self.local_limit_mib - self.local_used_mib[socket as usize];
+        let (local_mib, pool_mib) = match self.local_first_unit_mib {
+            None => (vm.local_mib, vm.pool_mib),
+            Some(unit) => {
+                let pool_mib = vm.mib.saturating_sub(local_free).next_multiple_of(unit);
+                (vm.mib.checked_sub(pool_mib)?, pool_mib)
+            }
+        };
+        let fits = local_mib <= local_free && pool_mib <= vm.pool_mib;
+        fits.then_some((local_mib, pool_mib))
     }
 
     fn place(&mut self, vm: &PlacedMemory, socket: u32) {

@@ -258,23 +258,34 @@ fn traced_socket_is_used_and_overcommit_is_rejected() {
 }
 
 #[test]
-fn vm_without_room_for_local_or_pool_memory_runs_elsewhere() {
-    // Sockets with 8 MiB, of which 5 MiB are local; each has a pool of 4 MiB.
+fn vm_runs_on_a_socket_that_has_its_local_memory() {
+    // Sockets with 8 MiB, of which 5 MiB are local.
     let replay = Replay::new(&SMALL, &[1], PlacementRule::BestFit, EVERY_SECOND);
-    let mut replay = replay.with_local_limit(5).with_pool_limit(4);
+    let mut replay = replay.with_local_limit(5);
     let mut arrive = |mib, pool_mib| {
         let vm = vm(0, None, 1, mib);
         replay.arrive(&PlacedMemory { local_mib: mib - pool_mib, pool_mib, ..to_placed(&vm) })
     };
     assert_eq!(arrive(4, 0), placed((0, 0)));
-    // No local memory is left on socket 0.
+    // Socket 0 has only 1 MiB of local memory left.
     assert_eq!(arrive(2, 0), placed((1, 0)));
     assert_eq!(arrive(4, 3), placed((0, 3)));
-    // No memory is left on socket 0.
-    assert_eq!(arrive(2, 2), placed((1, 2)));
-    // The pool of socket 1 has less than 3 MiB, so that all memory is local.
-    assert_eq!(arrive(3, 3), placed((1, 0)));
-    assert_eq!(arrive(3, 3), Outcome::Rejected);
+    assert_eq!(arrive(4, 0), Outcome::Rejected);
+}
+
+#[test]
+fn local_memory_is_used_first_and_pool_memory_in_whole_units() {
+    let replay = Replay::new(&SMALL, &[2], PlacementRule::BestFit, EVERY_SECOND);
+    let mut replay = replay.with_local_limit(5).with_local_memory_first(2);
+    let mut arrive =
+        |mib, pool_mib| replay.arrive(&PlacedMemory { pool_mib, ..to_placed(&vm(0, None, 1, mib)) });
+    assert_eq!(arrive(4, 4), placed((0, 0)));
+    // 1 MiB of local memory is free on socket 0, and 2 MiB are missing.
+    assert_eq!(arrive(3, 2), placed((0, 2)));
+    // The VM may have only 1 MiB on the pool, which is less than a unit.
+    assert_eq!(arrive(1, 1), placed((1, 0)));
+    assert_eq!(arrive(5, 3), placed((1, 2)));
+    assert_eq!(arrive(2, 1), Outcome::Rejected);
 }
 
 #[test]
