@@ -96,6 +96,9 @@ impl<'a> Field<'a> {
         if self.text.is_empty() {
             return Ok(None);
         }
+        if let Some(seconds) = self.parse_whole_number().filter(|seconds| *seconds <= TRACE_SECONDS_MAX) {
+            return Ok(Some(Ns::secs(seconds)));
+        }
         let seconds = self.parse_number().filter(|s| (0.0..=TRACE_SECONDS_MAX as f64).contains(s));
         let span = seconds.and_then(|s| std::time::Duration::try_from_secs_f64(s).ok());
         self.require(span.map(|span| Some(Ns::from(span))), SECONDS_RULE)
@@ -145,6 +148,11 @@ impl<'a> Field<'a> {
             self.text.parse().ok().map(Some),
             "must be empty or the whole number of a socket, from 0",
         )
+    }
+
+    /// Parses digits, which are faster to parse than a decimal number.
+    fn parse_whole_number(&self) -> Option<u64> {
+        if self.text.bytes().all(|c| c.is_ascii_digit()) { self.text.parse().ok() } else { None }
     }
 
     /// Parses a decimal number. Returns `None` for `inf`, `nan`, signs and exponents.
