@@ -206,7 +206,7 @@ const fn mix(number: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use prediction::sensitivity::{COUNTER_NAMES, Workload};
     use units::Ns;
 
@@ -218,7 +218,7 @@ mod tests {
 
     /// Returns two customers: the VMs of the first leave 25 % of their memory untouched, those of the
     /// second 50 % or 75 %.
-    fn customers(has_stable_owners: bool) -> Customers {
+    pub(in crate::plan) fn customers(has_stable_owners: bool) -> Customers {
         let workload = |n: u32| Workload {
             program: format!("p{n}"),
             counters: [f64::from(n); COUNTER_NAMES.len()],

@@ -223,3 +223,43 @@ impl<'a> Forecaster<'a> {
 fn to_unix_ms(at: Ns) -> UnixMs {
     UnixMs(at.as_ms())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::customers::tests::customers;
+
+    /// Returns a VM per minute that runs for ten minutes. Five successive VMs are a batch.
+    fn vm(n: u32) -> PlannedVm {
+        let arrive = Ns::secs(60 * u64::from(n));
+        PlannedVm {
+            arrive,
+            depart: arrive.after(Ns::secs(600)),
+            cores: 2,
+            mib: 8192,
+            touched_mib: None,
+            owner: Some(n / 5),
+            socket: None,
+        }
+    }
+
+    #[test]
+    fn pool_memory_follows_from_earlier_vms_and_is_rarely_touched() {
+        let limits = OperatorLimits::default();
+        let promise = Promise { pdm: Fraction::new(0.05).unwrap(), limits };
+        let customers = customers(false);
+        let mut forecaster = Forecaster::new(&customers, promise);
+        let forecasts: Vec<VmForecast> = (0..2500).map(|n| forecaster.arrive(&vm(n))).collect();
+        let (early, late) = (&forecasts[..FIRST_TRAINING_OUTCOMES], &forecasts[2000..]);
+        assert!(early.iter().all(|forecast| forecast.frigid.pool_mib == 0));
+        let touched =
+            late.iter().filter(|forecast| forecast.truth.touches_pool(forecast.frigid.pool_mib)).count();
+        let pool_mib: u64 = late.iter().map(|forecast| forecast.frigid.pool_mib).sum();
+        // The VMs of both customers leave at least 25 % or 50 % of 8 GiB untouched.
+        let mean_mib = pool_mib / late.len() as u64;
+        assert!(
+            (1024..=4096).contains(&mean_mib) && touched < late.len() / 5,
+            "{mean_mib} MiB, {touched} touched"
+        );
+    }
+}
