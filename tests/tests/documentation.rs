@@ -15,6 +15,9 @@ use tests::rack::programs_dir;
 /// Programs in the documentation that are not part of the repository.
 const EXTERNAL_PROGRAMS: &[&str] = &[
     "systemctl",
+    "rustup",
+    "export",
+    "unset",
     "cat",
     "printf",
     "cd",

@@ -3,18 +3,12 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::{
-        fd::{AsFd, AsRawFd as _},
-        unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-    },
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use rustix::{
-    fs::{Mode, OFlags, open},
-    net::{SocketType, sockopt},
-};
+use rustix::net::{SocketType, sockopt};
 use service_files::{
     folders::check_socket_folder_owner,
     sockets::{SocketError, SocketPath},
@@ -62,16 +56,9 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Sets the mode of the socket at a path without following links.
-    fn with_mode(path: &Path, mode: u32) -> io::Result<Self> {
-        let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        // The path leads to the opened file, also if another one has its name meanwhile.
-        let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let metadata = fs::metadata(&opened)?;
-        if !metadata.file_type().is_socket() {
-            return Err(io::Error::other("another file replaced the socket"));
-        }
-        fs::set_permissions(&opened, fs::Permissions::from_mode(mode))?;
+    /// Returns the file of a path.
+    fn new(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
         Ok(Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) })
     }
 
@@ -86,21 +73,6 @@ impl SocketFile {
             tracing::warn!(%error, %path, "cannot remove the socket");
         }
     }
-}
-
-/// Checks that only root and the server's user can replace files in a folder.
-fn check_folder(folder: &Path) -> Result<(), String> {
-    check_socket_folder_owner(folder, rustix::process::geteuid().as_raw())?;
-    // A missing folder is reported with the socket.
-    let mode = fs::metadata(folder).map_or(0, |metadata| metadata.mode());
-    if mode & 0o022 == 0 || mode & 0o1000 != 0 {
-        return Ok(());
-    }
-    let (folder, mode) = (folder.display(), mode & 0o7777);
-    Err(format!(
-        "the folder {folder} has mode {mode:o}: must not be writable for group or others unless the sticky bit is set, \
-         because they can replace the socket"
-    ))
 }
 
 /// Listening socket.
@@ -131,12 +103,14 @@ impl Listener {
     /// [`ListenError::Unix`] or [`ListenError::Folder`].
     pub fn unix(path: &Path, mode: u32) -> Result<(Self, SocketFile), ListenError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        check_folder(folder).map_err(ListenError::Folder)?;
+        check_socket_folder_owner(folder, rustix::process::geteuid().as_raw())
+            .map_err(ListenError::Folder)?;
         let socket = SocketPath { field: UNIX_SOCKET_OPTION, path };
         let listener =
             std::os::unix::net::UnixListener::from(socket.listen(SocketType::STREAM, SOFT_CACHE_BACKLOG)?);
         let listener = UnixListener::from_std(listener).map_err(socket.io_error("listen on"))?;
-        let file = SocketFile::with_mode(path, mode).map_err(socket.io_error("set the mode of"))?;
+        socket.set_mode(mode)?;
+        let file = SocketFile::new(path).map_err(socket.io_error("inspect"))?;
         tracing::info!(path = %path.display(), "listening");
         Ok((Self::Unix(listener), file))
     }
@@ -207,35 +181,16 @@ fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::{fs::symlink, net::UnixListener as StdListener};
+    use std::os::unix::net::UnixListener as StdListener;
 
     use super::*;
-
-    #[test]
-    fn mode_is_set_without_following_links() {
-        let dir = tempfile::tempdir().unwrap();
-        let (socket, file, link) =
-            (dir.path().join("socket"), dir.path().join("file"), dir.path().join("link"));
-        let _listener = StdListener::bind(&socket).unwrap();
-        SocketFile::with_mode(&socket, 0o660).unwrap();
-        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o660);
-        fs::write(&file, "data").unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        symlink(&file, &link).unwrap();
-        for path in [&file, &link] {
-            let error = SocketFile::with_mode(path, 0o666).unwrap_err();
-            assert_eq!(error.to_string(), "another file replaced the socket");
-        }
-        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
-    }
 
     #[test]
     fn only_the_own_socket_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let _first = StdListener::bind(&path).unwrap();
-        let (own, replaced) =
-            (SocketFile::with_mode(&path, 0o600).unwrap(), SocketFile::with_mode(&path, 0o600).unwrap());
+        let (own, replaced) = (SocketFile::new(&path).unwrap(), SocketFile::new(&path).unwrap());
         fs::rename(&path, dir.path().join("other")).unwrap();
         let _second = StdListener::bind(&path).unwrap();
         replaced.remove();
@@ -243,16 +198,5 @@ mod tests {
         fs::rename(dir.path().join("other"), &path).unwrap();
         own.remove();
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn folder_in_which_others_can_replace_the_socket_is_rejected() {
-        let dir = tempfile::tempdir().unwrap();
-        for (mode, is_accepted) in [(0o755, true), (0o1777, true), (0o777, false), (0o775, false)] {
-            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(check_folder(dir.path()).is_ok(), is_accepted, "{mode:o}");
-        }
-        let error = check_folder(dir.path()).unwrap_err();
-        assert!(error.contains("has mode 775: must not be writable for group or others"), "{error}");
     }
 }
