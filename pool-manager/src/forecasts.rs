@@ -22,6 +22,7 @@ use pool::{
 use prediction::{
     file::{Content, ModelFile},
     frigid::{Calibration, VmRequest},
+    operating_point::{OperatingPoint, OperatorLimits},
     qos::MeasuredLoss,
 };
 use tokio::sync::{Semaphore, watch};
@@ -34,7 +35,6 @@ pub use state::{SensitivityPrediction, ServingLossModel, VmForecast, new_ended_v
 use crate::{
     driver::{DriverError, Handle},
     metrics::Metrics,
-    operating_point::{OperatingPoint, OperatorLimits},
     plan_request::Plan,
     records::forecast_rows::{self, EndedVm, MeasuredMove, VmStart},
     store::{Scan, StoreError},

@@ -16,7 +16,6 @@ pub mod ledger_store;
 pub mod metrics;
 pub mod monitor;
 pub mod offline;
-pub mod operating_point;
 pub mod plan;
 pub mod plan_request;
 pub mod rack_uuid_file;

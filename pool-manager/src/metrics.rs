@@ -14,6 +14,7 @@ use pool::{
     record::{Key, Record},
 };
 use prediction::file::Kind;
+use prediction::operating_point::OperatingPoint;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -26,7 +27,7 @@ use prometheus_client::{
 };
 use units::{Bytes, EmcId, HostId, Name, Ns, Revision, SliceId};
 
-use crate::{operating_point::OperatingPoint, records::forecast_rows::EndedVm, rpc_metrics::RpcMetrics};
+use crate::{records::forecast_rows::EndedVm, rpc_metrics::RpcMetrics};
 
 /// Labels of `tarn_slice_transition_seconds`: the states before and after a change.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

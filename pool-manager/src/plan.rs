@@ -9,7 +9,7 @@ use pool::{
     ledger::{EmcEntry, HostEntry},
     manager::Manager,
 };
-use prediction::frigid::RiskAllocation;
+use prediction::{frigid::RiskAllocation, operating_point::pool_only_memory};
 use proto::v1 as wire;
 use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
@@ -29,10 +29,6 @@ pub struct Split {
     /// Pool memory of the VM, in whole slices.
     pub pool: Bytes,
 }
-
-/// Local memory of a VM that is placed on pool memory only. The guest needs it to boot, and a NUMA
-/// node with CPUs must have memory.
-const POOL_ONLY_LOCAL_MEMORY: Bytes = Bytes::mib(512);
 
 /// Splits `memory`: the pool memory is `to_pool`, rounded down to whole slices and limited to
 /// [`SLICES_PER_VM_MAX`].
@@ -58,17 +54,15 @@ pub struct SplitDecision {
 /// Splits a VM's memory by its prediction. If no model is calibrated, the fraction `share` comes
 /// from the pool.
 pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
-    let placed = forecast.sensitivity.zip(forecast.point.cutoff);
-    let pool_only = placed
-        .map(|(prediction, cutoff)| (prediction, prediction.probability <= cutoff.at_most))
-        .filter(|(_, fits)| *fits);
+    let is_pool_only =
+        |prediction: &SensitivityPrediction| forecast.point.is_pool_only(prediction.probability);
+    let pool_only = forecast.sensitivity.filter(is_pool_only);
     let calibrated = forecast.serving[0].zip(forecast.point.risk_limit);
-    let allocation = calibrated
-        .zip(forecast.assessment.prediction)
-        .and_then(|((_, risk_limit), curve)| curve.allocation(plan.memory, &risk_limit));
+    let curve = forecast.assessment.prediction.filter(|_| calibrated.is_some());
+    let allocation = forecast.point.frigid_allocation(plan.memory, curve);
     let (model, to_pool, why) = match (pool_only, calibrated) {
-        (Some((SensitivityPrediction { version, modelled, .. }, _)), _) => {
-            let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY);
+        (Some(SensitivityPrediction { version, modelled, .. }), _) => {
+            let all = pool_only_memory(plan.memory);
             let modelled = if modelled { " (trained on MODELLED workloads)" } else { "" };
             let why = "workload is predicted to be insensitive to the latency of the pool: all memory is pool memory, except the memory needed to boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())

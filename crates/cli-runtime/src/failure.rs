@@ -197,7 +197,7 @@ impl Failure {
                 serde_json::to_string(&report).map_or_else(|_| report.to_text(), |line| line + "\n")
             }
             Format::Yaml => serde_norway::to_string(&report).unwrap_or_else(|_| report.to_text()),
-            Format::Table | Format::Wide => report.to_text(),
+            Format::Table | Format::Wide | Format::Csv => report.to_text(),
         }
     }
 

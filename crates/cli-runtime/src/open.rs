@@ -16,6 +16,9 @@ use crate::Failure;
 /// First bytes of every gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
+/// Size of the buffers between a file and the reader of a table, in bytes.
+const READ_BUFFER_BYTES: usize = 64 << 10;
+
 /// Reads the credentials file given by a command-line option. It must be a regular file of at most
 /// `max` bytes.
 ///
@@ -41,9 +44,11 @@ pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<
 /// # Errors
 /// [`Failure::File`] if the file cannot be read or is longer than `max` bytes.
 pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
-    read_decompressed(path, |input| {
-        units::read_limited(input, max)?.ok_or_else(|| too_long_error(max as u64))
-    })
+    read_decompressed(
+        path,
+        |file| Box::new(file),
+        |input| units::read_limited(input, max)?.ok_or_else(|| too_long_error(max as u64)),
+    )
 }
 
 /// Opens a table, a text file with one row per line, and passes its decompressed content to
@@ -59,18 +64,37 @@ pub fn table<T, E>(
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    read_decompressed(path, |input| read_table(Box::new(BufReader::new(TableReader::new(input)))))
+    table_through(path, |file| Box::new(file), read_table)
+}
+
+/// Opens a table as [`table`] does. The file is read through the reader that `wrap` returns, for
+/// example to show progress.
+///
+/// # Errors
+/// [`Failure::File`] with the path if the file cannot be opened or `read_table` returns an error.
+pub fn table_through<T, E>(
+    path: &Path,
+    wrap: impl FnOnce(File) -> Box<dyn Read>,
+    read_table: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>,
+) -> Result<T, Failure>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let read =
+        |input| read_table(Box::new(BufReader::with_capacity(READ_BUFFER_BYTES, TableReader::new(input))));
+    read_decompressed(path, wrap, read)
 }
 
 fn read_decompressed<T, E>(
     path: &Path,
+    wrap: impl FnOnce(File) -> Box<dyn Read>,
     read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>,
 ) -> Result<T, Failure>
 where
     E: std::error::Error + Send + Sync + 'static,
 {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
-    let mut file = BufReader::new(File::open(path).map_err(failed)?);
+    let mut file = BufReader::with_capacity(READ_BUFFER_BYTES, wrap(File::open(path).map_err(failed)?));
     let is_gzip = file.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
     let bytes: Box<dyn BufRead> =
         if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };

@@ -50,6 +50,8 @@ pub enum Format {
     Json,
     /// YAML, with the same structure as JSON
     Yaml,
+    /// Comma-separated values; only for `tarn plan`
+    Csv,
 }
 
 /// Parses a duration such as 500ms, 30s, 5m or 1h30m.

@@ -27,7 +27,7 @@ pub fn value<T: Serialize>(
     text: impl FnOnce(bool) -> String,
 ) -> Result<(), Failure> {
     match format {
-        Format::Table => out(&sanitize(&text(false))),
+        Format::Table | Format::Csv => out(&sanitize(&text(false))),
         Format::Wide => out(&sanitize(&text(true))),
         Format::Json => out(&(as_json(serde_json::to_string_pretty(item))? + "\n")),
         Format::Yaml => out(&as_yaml(item)?),
@@ -41,7 +41,7 @@ pub fn print_stream_item<T: Serialize>(
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     match format {
-        Format::Table | Format::Wide => out(&sanitize(&text())),
+        Format::Table | Format::Wide | Format::Csv => out(&sanitize(&text())),
         Format::Json => out(&(as_json(serde_json::to_string(item))? + "\n")),
         Format::Yaml => out(&format!("---\n{}", as_yaml(item)?)),
     }
@@ -60,7 +60,7 @@ fn format_note(format: Format, text: &str) -> String {
         Format::Json => note.to_string(),
         Format::Yaml => serde_norway::to_string(&note)
             .map_or_else(|_| text.to_owned(), |yaml| format!("---\n{}", yaml.trim_end())),
-        Format::Table | Format::Wide => format!("note: {text}"),
+        Format::Table | Format::Wide | Format::Csv => format!("note: {text}"),
     }
 }
 

@@ -8,7 +8,7 @@ use proto::v1;
 use units::{Bytes, MigrationId, Name, RequestId, ReservationId, limits::CORES_PER_HOST_MAX};
 
 use cli_runtime::options::duration;
-use evaluate::replay;
+use evaluate::{plan, replay};
 
 use crate::{Global, explain_tenant, models, shares, telemetry};
 
@@ -72,6 +72,10 @@ pub enum Command {
     Manager(ManagerCommand),
     /// Replay a trace of VM arrivals on a running rack and report the results
     Replay(replay::Args),
+    /// Compute the DRAM that a rack would need with memory pools, from a trace of VM arrivals; needs no
+    /// manager
+    #[command(after_help = plan::help())]
+    Plan(plan::Args),
     /// Attach the memory of one VM as its VMM would, but without KVM and a guest: check that the
     /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and
     /// tests

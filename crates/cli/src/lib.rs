@@ -32,7 +32,7 @@ pub use args::{Cli, Command, ManagerCommand};
 use args::{ExplainSubject, Set};
 pub use cli_runtime::{Connection, Exit, Failure, Format, Global};
 use cli_runtime::{failure, hint, lists, open, print};
-use evaluate::replay;
+use evaluate::{plan, replay};
 
 /// Returns the definition of the command line, for manual pages and completions.
 pub fn command() -> clap::Command {
@@ -69,9 +69,17 @@ fn report_parse_error(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 async fn dispatch(cli: Cli) -> Result<(), Failure> {
+    if cli.global.output == Format::Csv && !matches!(cli.command, Command::Plan(_)) {
+        return Err(Failure::InvalidValue {
+            field: "--output",
+            value: "csv".to_owned(),
+            rule: "must be table, wide, json or yaml, except for `tarn plan`".into(),
+        });
+    }
     match cli.command {
         Command::Manager(command) => run_with_manager(command, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
+        Command::Plan(args) => plan::run(&args, cli.global.output),
         Command::TestVmm(args) => replay::test_vmm(&args),
         Command::Evaluate(subject) => evaluate::run(subject, cli.global.output),
         Command::Doctor(args) => doctor::run(args, &cli.global).await,

@@ -80,7 +80,7 @@ fn new_request_id(format: Format) -> Result<RequestId, Failure> {
     let id = random_request_id()?;
     let line = match format {
         Format::Json => format!("{{\"request_id\":\"{id}\"}}\n"),
-        Format::Table | Format::Wide | Format::Yaml => format!("request_id: {id}\n"),
+        Format::Table | Format::Wide | Format::Yaml | Format::Csv => format!("request_id: {id}\n"),
     };
     io::stderr().lock().write_all(line.as_bytes()).map_err(Failure::Output)?;
     Ok(id)

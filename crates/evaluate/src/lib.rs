@@ -1,4 +1,4 @@
-//! `tarn evaluate` and `tarn replay`. `tarn evaluate` measures, from files only, the accuracy of
+//! `tarn evaluate`, `tarn plan` and `tarn replay`. `tarn evaluate` measures, from files only, the accuracy of
 //! predictions for ended VMs, the quality of shares for tenants from traces, the sharing of memory tiers,
 //! and the eviction of memory to other hosts. The evaluated methods are in the crates `prediction`, `fairness` and `tiering`.
 
@@ -6,6 +6,7 @@ mod combination;
 mod eviction;
 mod figure;
 mod frigid;
+pub mod plan;
 mod qos;
 pub mod replay;
 mod scenario_file;

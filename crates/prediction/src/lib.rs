@@ -7,7 +7,8 @@
 //! - [`sensitivity`] predicts from core counters whether pool memory slows a workload down by more
 //!   than the performance degradation margin (PDM).
 //! - [`qos`] judges running VMs and limits migration requests (Pond, sections 4.5 B and 4.6).
-//! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1).
+//! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1), and
+//!   [`operating_point`] applies the choice to a VM.
 //! - [`trees`] trains and evaluates tree ensembles, [`import`] reads models trained elsewhere,
 //!   [`file`](mod@file) is the model file format, [`table`] reads CSV tables of ended VMs, and
 //!   [`labels`] reads CSV tables of labelled workloads.
@@ -34,6 +35,7 @@ pub mod file;
 pub mod frigid;
 pub mod import;
 pub mod labels;
+pub mod operating_point;
 pub mod qos;
 pub mod sensitivity;
 pub mod table;

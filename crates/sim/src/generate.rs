@@ -56,7 +56,7 @@ fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
         depart: Some(depart),
         cores,
         memory,
-        app: None,
+        owner: None,
     }
 }
 

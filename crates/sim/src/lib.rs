@@ -7,6 +7,7 @@
 pub mod eviction;
 pub mod generate;
 pub mod packing;
+pub mod plan;
 pub mod processor;
 #[cfg(test)]
 mod public_data;

@@ -8,7 +8,7 @@
 
 mod report;
 mod vm;
-mod workloads;
+pub(crate) mod workloads;
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,17 @@
 //! Reader of VM traces: converts CSV rows into [`Arrival`]s and ordered [`Event`]s. Callers open
 //! and decompress the input, and place the VMs.
 //!
-//! Two layouts are supported. With a header, columns are matched by name: `vm_id`, `arrive_s`,
-//! `depart_s`, `cores`, `mem_gb` and optionally `app_name`; other columns are ignored. Without a
-//! header, rows must have the eleven columns of Azure's public VM table. Times are in seconds since
-//! the start of the trace. Memory sizes in GB are read as GiB and rounded to whole MiB.
+//! Three layouts are supported:
+//!
+//! - With a header, columns are matched by name: `vm_id`, `arrive_s`, `depart_s`, `cores`, `mem_gb`,
+//!   and optionally an owner (`owner`, `app_name` or `batch_id`), `socket` and `touched_gb`. Other
+//!   columns are ignored.
+//! - Azure's public VM table, V1 or V2, has eleven columns, usually without a header.
+//! - Alibaba's table of pods has the columns `name`, `cpu_milli`, `memory_mib`, `creation_time` and
+//!   `deletion_time`.
+//!
+//! Times are in seconds since the start of the trace. Memory sizes in GB are read as GiB and rounded
+//! to whole MiB.
 
 use std::io::{self, BufRead};
 
@@ -14,7 +21,8 @@ use units::{Bytes, Ns, limits::TRACE_ROWS_MAX};
 mod field;
 mod layout;
 
-pub use layout::Layout;
+use layout::{FirstRow, TraceColumns};
+pub use layout::{Layout, TraceColumn, TraceRow};
 
 /// VM of a trace: its size, and the times of its arrival and departure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +39,8 @@ pub struct Arrival {
     pub cores: u32,
     /// Memory in whole MiB, at least 1.
     pub memory: Bytes,
-    /// Name of the application, if the trace has the column `app_name`.
-    pub app: Option<String>,
+    /// Customer, application or batch of the VM, if the trace has such a column.
+    pub owner: Option<String>,
 }
 
 /// Contents of a trace file.
@@ -76,12 +84,11 @@ pub struct MalformedRow {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The input cannot be read.
-    #[error("cannot read after line {line}")]
+    #[error("cannot read after line {line}: {errno}")]
     Read {
         /// Number of the last line that was read.
         line: u64,
         /// Error returned by the reader.
-        #[source]
         errno: io::Error,
     },
     /// The trace has no rows.
@@ -90,7 +97,8 @@ pub enum TraceError {
     /// The first row is neither a supported header nor a row of Azure's VM table.
     #[error(
         "line 1: {first:?}: must be a header with vm_id, arrive_s, depart_s, cores and mem_gb, \
-         or a row of Azure's VM table (11 columns)"
+         a row of Azure's VM table (11 columns), or a header with name, creation_time, deletion_time, \
+         cpu_milli and memory_mib"
     )]
     UnknownLayout {
         /// Text of the first row, truncated.
@@ -113,22 +121,83 @@ pub enum TraceError {
 /// Returns [`TraceError`] if the input cannot be read, has an unknown layout or has too many rows.
 /// With [`Strictness::Strict`], a malformed row is also an error.
 pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceError> {
-    let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
-    let mut row = ByteRecord::new();
-    if !read_row(&mut rows, &mut row)? {
-        return Err(TraceError::Empty);
-    }
-    let (layout, columns) = layout::detect_layout(&row)?;
-    let mut trace = Trace { layout, arrivals: Vec::new(), skipped: 0, first_skipped: None };
-    let mut more = layout == Layout::AzureVmTable || read_row(&mut rows, &mut row)?;
-    while more {
+    let mut rows = TraceRows::new(input)?;
+    let mut trace = Trace { layout: rows.layout(), arrivals: Vec::new(), skipped: 0, first_skipped: None };
+    while let Some(row) = rows.next_row()? {
         if trace.arrivals.len() == TRACE_ROWS_MAX {
             return Err(TraceError::TooManyRows { max: TRACE_ROWS_MAX });
         }
-        trace.add_row(columns.parse_arrival(&row), strictness)?;
-        more = read_row(&mut rows, &mut row)?;
+        trace.add_row(row.map(Arrival::from), strictness)?;
     }
     Ok(trace)
+}
+
+/// Reader that returns the rows of a trace one after the other, in file order.
+#[derive(Debug)]
+pub struct TraceRows<R> {
+    rows: csv::Reader<R>,
+    record: ByteRecord,
+    layout: Layout,
+    columns: TraceColumns,
+    /// Whether `record` contains a row that was not returned yet.
+    has_row: bool,
+}
+
+impl<R: BufRead> TraceRows<R> {
+    /// Starts to read a trace, and detects its layout.
+    ///
+    /// # Errors
+    /// Returns [`TraceError`] if the input cannot be read, is empty or has an unknown layout.
+    pub fn new(input: R) -> Result<Self, TraceError> {
+        let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
+        let mut record = ByteRecord::new();
+        if !read_row(&mut rows, &mut record)? {
+            return Err(TraceError::Empty);
+        }
+        let (layout, columns, first) = layout::detect_layout(&record)?;
+        Ok(Self { rows, record, layout, columns, has_row: first == FirstRow::Vm })
+    }
+
+    /// Returns the detected layout.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Returns whether the trace has a column.
+    pub fn has(&self, column: TraceColumn) -> bool {
+        self.columns.has(column)
+    }
+
+    /// Returns whether the trace has owners that are customers or applications. The owner in the column
+    /// `batch_id` is only the batch in which the VM was requested.
+    pub fn has_stable_owners(&self) -> bool {
+        self.columns.has_stable_owners()
+    }
+
+    /// Reads the next row. Returns `None` at the end, and an inner error for a malformed row.
+    ///
+    /// # Errors
+    /// Returns [`TraceError::Read`] if the input cannot be read.
+    pub fn next_row(&mut self) -> Result<Option<Result<TraceRow<'_>, MalformedRow>>, TraceError> {
+        if !std::mem::take(&mut self.has_row) && !read_row(&mut self.rows, &mut self.record)? {
+            return Ok(None);
+        }
+        Ok(Some(self.columns.parse_row(&self.record)))
+    }
+}
+
+impl From<TraceRow<'_>> for Arrival {
+    fn from(row: TraceRow<'_>) -> Self {
+        Self {
+            line: row.line,
+            id: row.id.to_owned(),
+            arrive: row.arrive,
+            depart: row.depart,
+            cores: row.cores,
+            memory: row.memory,
+            owner: row.owner.map(str::to_owned),
+        }
+    }
 }
 
 fn read_row<R: io::Read>(rows: &mut csv::Reader<R>, row: &mut ByteRecord) -> Result<bool, TraceError> {

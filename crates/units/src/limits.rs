@@ -1,7 +1,9 @@
 //! Limits of all crates and services. Relations between limits are checked at compile time.
 
+mod plan;
 mod soft_memory;
 
+pub use plan::*;
 pub use soft_memory::*;
 
 use crate::{Bytes, COUNTER_NAMES, Ns};

@@ -1,11 +1,12 @@
 //! Section `[prediction]`: risk limits, and retention of outcomes.
 
+use prediction::operating_point::OperatorLimits;
 use units::{
     Fraction, Ns,
     limits::{OUTCOME_RETENTION_DEFAULT, OUTCOME_RETENTION_MAX},
 };
 
-use crate::{forecasts::Settings, operating_point::OperatorLimits};
+use crate::forecasts::Settings;
 use config_file::{Field, Section};
 
 /// Minimum retention of outcomes: one day, because a model needs a day of data.

@@ -14,6 +14,7 @@ use prediction::{
     frigid::{
         Calibration, Groups, OnlinePredictor, Outcome, OutcomeHistory, VmAssessment, VmRequest, VmUsage,
     },
+    operating_point::{OperatingPoint, OperatorLimits},
     qos::LossModel,
     sensitivity,
 };
@@ -26,7 +27,6 @@ use units::{
 };
 
 use crate::{
-    operating_point::{OperatingPoint, OperatorLimits},
     records::forecast_rows::{self, Counters, EndedVm, MeasuredMove, ModelPrediction, VmStart},
     store::Write,
 };

@@ -5,16 +5,14 @@ use prediction::{
         FEATURE_COUNT, Groups, QUANTILE_LEVELS, QuantileCurve, RiskLimit, SIZE_CLASSES, SizeBounds,
         VmAssessment, VmRequest,
     },
+    operating_point::{OperatingPoint, OperatorLimits},
     sensitivity::Cutoff,
 };
 use proptest::prelude::*;
 use units::UnixMs;
 
 use super::*;
-use crate::{
-    operating_point::{OperatingPoint, OperatorLimits},
-    records::forecast_rows::{ModelPrediction, VmStart},
-};
+use crate::records::forecast_rows::{ModelPrediction, VmStart};
 
 fn new_fraction(x: f64) -> Fraction {
     Fraction::new(x).unwrap()

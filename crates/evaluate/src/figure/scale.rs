@@ -5,6 +5,9 @@
 pub(crate) enum Scale {
     /// Linear scale of fractions, labelled in percent.
     Percent,
+    /// Linear scale of fractions, labelled in percent. The axis does not start at 0, so that small
+    /// differences are visible.
+    PercentDetail,
     /// Linear scale of numbers.
     Number,
     /// Logarithmic scale of positive numbers, labelled with powers of ten.
@@ -24,6 +27,8 @@ pub(super) struct AxisRange {
 const HORIZONTAL_NAMES_MAX: usize = 4;
 /// Maximum number of labels of a linear axis.
 const AXIS_LABELS_MAX: usize = 11;
+/// Number of steps between the smallest and the largest value of a detail.
+const DETAIL_STEPS: f64 = 5.0;
 /// Additional space below the axis for vertical names, in pixels.
 const VERTICAL_NAME_PX: u32 = 142;
 
@@ -31,7 +36,7 @@ impl Scale {
     /// Converts a value to its position on the axis.
     pub(super) fn position(&self, value: f64) -> f64 {
         match self {
-            Self::Percent => 100.0 * value,
+            Self::Percent | Self::PercentDetail => 100.0 * value,
             Self::Logarithmic => value.log10(),
             Self::Number | Self::Names(_) => value,
         }
@@ -49,7 +54,11 @@ impl Scale {
                 let from = if low.is_finite() { low.floor() } else { 0.0 };
                 AxisRange { from, to: high.ceil().max(from + 1.0) }
             }
-            Self::Percent | Self::Number => {
+            Self::PercentDetail if low.is_finite() => {
+                let step = round_up_to_label(((high - low) / DETAIL_STEPS).max(0.1));
+                AxisRange { from: (low / step).floor() * step, to: ((high / step).floor() + 1.0) * step }
+            }
+            Self::Percent | Self::PercentDetail | Self::Number => {
                 let from = if low < 0.0 { -round_up_to_label(-low) } else { 0.0 };
                 let to = if high <= 0.0 && from < 0.0 { 0.0 } else { round_up_to_label(high) };
                 AxisRange { from, to }
@@ -60,7 +69,9 @@ impl Scale {
     /// Returns the label at a position; empty if the position has no label.
     pub(super) fn label(&self, position: f64) -> String {
         match self {
-            Self::Percent | Self::Number => format!("{}", (position * 100.0).round() / 100.0),
+            Self::Percent | Self::PercentDetail | Self::Number => {
+                format!("{}", (position * 100.0).round() / 100.0)
+            }
             Self::Logarithmic if (position - position.round()).abs() < 1e-6 => {
                 format_power_of_ten(position.round())
             }
@@ -71,7 +82,7 @@ impl Scale {
     /// Returns the maximum number of labels of an axis with this range.
     pub(super) fn labels_max(&self, span: AxisRange) -> usize {
         match self {
-            Self::Percent | Self::Number => AXIS_LABELS_MAX,
+            Self::Percent | Self::PercentDetail | Self::Number => AXIS_LABELS_MAX,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "powers of ten")]
             Self::Logarithmic => (span.to - span.from) as usize + 1,
             Self::Names(_) => 0,
@@ -127,6 +138,8 @@ mod tests {
         assert_eq!(ends(&Scale::Number, &[1.0, 40.0]), (0.0, 40.0));
         assert_eq!(ends(&Scale::Number, &[-7.0, -1.0]), (-7.0, 0.0));
         assert_eq!(ends(&Scale::Number, &[]), (0.0, 0.1));
+        assert_eq!(ends(&Scale::PercentDetail, &[0.914, 1.0]), (90.0, 102.0));
+        assert_eq!(ends(&Scale::PercentDetail, &[]), (0.0, 0.1));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use prediction::{qos::LabelledRun, sensitivity::Workload};
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
+use units::Fraction;
 
 use crate::processor::{
     Counters, Measurement, Memory, Program, SERVER_CORE, add_noise, kernel_family, measure_each,
@@ -22,39 +23,58 @@ const POOL_SHARE_MIN: f64 = 0.02;
 
 /// Workload of the library: the truth about a program on one rack.
 #[derive(Clone, Debug)]
-pub(super) struct LibraryWorkload {
+pub(crate) struct LibraryWorkload {
+    /// Name of the program.
+    program: String,
     /// Counters with local memory, from which the VM was placed.
-    pub(super) local_counters: Counters,
+    pub(crate) local_counters: Counters,
     /// Counters and slowdown entirely on the pool.
-    pub(super) on_pool: Measurement,
+    pub(crate) on_pool: Measurement,
     /// Counters and slowdown with a part of the accesses on the pool.
-    pub(super) split: Measurement,
+    pub(crate) split: Measurement,
     /// Fraction of the accesses on the pool in `split`.
-    pub(super) pool_share: f64,
+    pub(crate) pool_share: f64,
     /// Idle latency of the pool divided by the idle latency of local memory.
-    pub(super) latency_ratio: f64,
+    pub(crate) latency_ratio: f64,
 }
 
 /// Library of workloads.
 #[derive(Clone, Debug)]
-pub(super) struct WorkloadLibrary(Vec<LibraryWorkload>);
+pub(crate) struct WorkloadLibrary(Vec<LibraryWorkload>);
 
 impl WorkloadLibrary {
     /// Creates the library with latency curves drawn from `rng`. Inputs differ from the training
     /// set.
-    pub(super) fn new(rng: &mut Pcg64Mcg) -> Self {
+    pub(crate) fn new(rng: &mut Pcg64Mcg) -> Self {
         let racks: Vec<[Memory; 2]> = (0..RACKS).map(|_| draw_rack_memory(rng)).collect();
         let mut workloads = Vec::new();
         for kernel in kernel_family() {
             for (input, [local, pool]) in (TRAINING_INPUTS..).zip(&racks) {
-                workloads.push(run(&kernel.program(input), [local, pool], rng));
+                workloads.push(run(&kernel.name, &kernel.program(input), [local, pool], rng));
             }
         }
         Self(workloads)
     }
 
+    /// Returns noisy counters of all workloads with local memory, with their slowdowns entirely on the
+    /// pool.
+    pub(crate) fn labelled(&self, rng: &mut Pcg64Mcg) -> Vec<Workload> {
+        let labelled = |workload: &LibraryWorkload| Workload {
+            program: workload.program.clone(),
+            counters: add_noise(&workload.local_counters, rng),
+            slowdown: workload.on_pool.slowdown,
+        };
+        self.0.iter().map(labelled).collect()
+    }
+
+    /// Returns the fraction of workloads for which `is_counted` returns true.
+    pub(crate) fn fraction(&self, is_counted: impl Fn(&LibraryWorkload) -> bool) -> Fraction {
+        let counted = self.0.iter().filter(|workload| is_counted(workload)).count();
+        Fraction::new(counted as f64 / self.0.len() as f64).expect("a part of a count is a fraction")
+    }
+
     /// Draws the index of a workload.
-    pub(super) fn draw(&self, rng: &mut Pcg64Mcg) -> usize {
+    pub(crate) fn draw(&self, rng: &mut Pcg64Mcg) -> usize {
         rng.random_range(0..self.0.len())
     }
 
@@ -65,7 +85,7 @@ impl WorkloadLibrary {
     }
 
     /// Returns a workload.
-    pub(super) fn get(&self, index: usize) -> &LibraryWorkload {
+    pub(crate) fn get(&self, index: usize) -> &LibraryWorkload {
         &self.0[index]
     }
 }
@@ -77,7 +97,7 @@ pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<LabelledRu
     let (mut before_launch, mut running) = (Vec::new(), Vec::new());
     for kernel in kernel_family() {
         for (input, [local, pool]) in (0..).zip(&racks) {
-            let truth = run(&kernel.program(input), [local, pool], rng);
+            let truth = run(&kernel.name, &kernel.program(input), [local, pool], rng);
             let mut workload = |counters: &Counters, slowdown: f64| Workload {
                 program: kernel.name.clone(),
                 counters: add_noise(counters, rng),
@@ -97,13 +117,13 @@ pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<LabelledRu
 
 /// Runs a program with local memory, entirely on the pool, and with a random part of its accesses
 /// on the pool.
-fn run(program: &Program, [local, pool]: [&Memory; 2], rng: &mut Pcg64Mcg) -> LibraryWorkload {
+fn run(name: &str, program: &Program, [local, pool]: [&Memory; 2], rng: &mut Pcg64Mcg) -> LibraryWorkload {
     let pool_share = draw_log_uniform(POOL_SHARE_MIN, 1.0, rng);
     let others = [pool.clone(), Memory::split(local, pool, pool_share)];
     let (local_counters, runs) = measure_each(&SERVER_CORE, program, local, &others);
     let [on_pool, split] = runs.try_into().expect("there are two runs");
     let latency_ratio = pool.latency_ns(0.0) / local.latency_ns(0.0);
-    LibraryWorkload { local_counters, on_pool, split, pool_share, latency_ratio }
+    LibraryWorkload { program: name.to_owned(), local_counters, on_pool, split, pool_share, latency_ratio }
 }
 
 /// Draws local and pool memory with loaded-latency curves of random height and steepness.

@@ -31,7 +31,7 @@ fn columns_are_matched_by_name_in_any_order() {
     let alibaba = "vm_id,app_name,role,cores,mem_gb,gpu_request,max_instance_per_node,arrive_s,scheduled_s,depart_s\n\
                    7,app_0,HN,12,120.0,1,8,,,\n";
     assert_eq!(summarize_trace(alibaba), "7@-:12/120GiB");
-    assert_eq!(trace(alibaba).unwrap().arrivals[0].app.as_deref(), Some("app_0"));
+    assert_eq!(trace(alibaba).unwrap().arrivals[0].owner.as_deref(), Some("app_0"));
 }
 
 #[test]
@@ -40,6 +40,58 @@ fn azure_table_is_read_without_header_and_with_buckets() {
     assert_eq!(summarize_trace(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
     assert_eq!(trace(rows).unwrap().layout, Layout::AzureVmTable);
     assert_eq!(trace(rows).unwrap().arrivals[1].line, 2);
+}
+
+#[test]
+fn header_of_azure_table_selects_its_columns() {
+    let names = ["vmcorecountbucket,vmmemorybucket", "vmcorecount,vmmemory"];
+    for sizes in names {
+        let text = format!(
+            "vmid,subscriptionid,deploymentid,vmcreated,vmdeleted,maxcpu,avgcpu,p95maxcpu,vmcategory,{sizes}\n\
+             b,s7,d,300,,9,1,5,Unknown,>24,1.75\n"
+        );
+        assert_eq!(summarize_trace(&text), "b@300-:30/1792MiB");
+        let trace = trace(&text).unwrap();
+        assert_eq!((trace.layout, trace.arrivals[0].owner.as_deref()), (Layout::AzureVmTable, Some("s7")));
+    }
+}
+
+#[test]
+fn table_of_pods_has_millicores_and_mib() {
+    let header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n";
+    let rows = "p-0,12000,16384,1,1000,,LS,Running,0,12537496,0.0\np-1,3152,262144,0,0,,BE,Failed,9,,\n";
+    assert_eq!(summarize_trace(&format!("{header}{rows}")), "p-0@0-12537496:12/16GiB p-1@9-:4/256GiB");
+    let error = error_of(&format!("{header}p-0,0,1,1,1,,LS,Running,0,1,0\n"));
+    assert_eq!(
+        error,
+        "line 2: cpu_milli = \"0\": must be a whole number of thousandths of a core, from 1 to 4096 cores"
+    );
+    let error = error_of(&format!("{header}p-0,1,-4,1,1,,LS,Running,0,1,0\n"));
+    assert_eq!(
+        error,
+        "line 2: memory_mib = \"-4\": must be a number of MiB that is at least 1 and at most 64 TiB"
+    );
+}
+
+#[test]
+fn optional_columns_are_read_if_present() {
+    let header = "vm_id,arrive_s,depart_s,cores,mem_gb,owner,socket,touched_gb\n";
+    let text = format!("{header}a,0,1,1,4,c1,7,2.5\nb,0,1,1,4,,0,\n");
+    let mut rows = TraceRows::new(text.as_bytes()).unwrap();
+    let has = [TraceColumn::Owner, TraceColumn::Socket, TraceColumn::Touched].map(|column| rows.has(column));
+    assert_eq!(has, [true; 3]);
+    let row = rows.next_row().unwrap().unwrap().unwrap();
+    assert_eq!((row.owner, row.socket, row.touched), (Some("c1"), Some(7), Some(Bytes::mib(2560))));
+    let row = rows.next_row().unwrap().unwrap().unwrap();
+    assert_eq!((row.owner, row.socket, row.touched), (Some(""), Some(0), None));
+    assert!(rows.next_row().unwrap().is_none());
+    for (row, expected) in [
+        ("a,0,1,1,4,,-1,", "line 2: socket = \"-1\": must be empty or the whole number of a socket"),
+        ("a,0,1,1,4,,0,4.1", "line 2: touched_gb = \"4.1\": must be empty or a number of GB that is at most"),
+    ] {
+        let error = error_of(&format!("{header}{row}\n"));
+        assert!(error.starts_with(expected), "{error}");
+    }
 }
 
 #[test]
@@ -101,7 +153,7 @@ fn unknown_layout_is_rejected() {
     }
     for header in [
         "vmid,subscriptionid,deploymentid,vmcreated,vmdeleted,maxcpu,avgcpu,p95maxcpu,vmcategory,cores,memory\n",
-        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time\n",
     ] {
         assert!(error_of(header).contains("must be a header with vm_id"), "{}", error_of(header));
     }
@@ -174,6 +226,7 @@ fn public_traces_are_read_completely() {
         ("vm-arrivals/azure-v1/vms.csv.gz", 259_159),
         ("vm-arrivals/huawei-east-1/vms.csv.gz", 72_837),
         ("vm-arrivals/alibaba-dlrm-2025/instances.csv.gz", 15_945),
+        ("vm-arrivals/alibaba-openb-2023/pods.csv.gz", 5_701),
     ];
     for (name, expected) in rows {
         let Some(input) = crate::public_data::open_gz(name) else { continue };

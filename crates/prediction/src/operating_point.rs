@@ -1,13 +1,15 @@
 //! Chooses the operating point of both predictions: the point that puts the most memory on the pool
-//! within the operator's limits (Pond, Eq. 1, solved in `prediction::combination`). The point is
-//! chosen again when models, outcomes or the mix of VMs change.
+//! within the operator's limits (Pond, Eq. 1, solved in [`combination`](crate::combination)). The point
+//! is chosen again when models, outcomes or the mix of VMs change. Also computes the pool memory of a
+//! VM from its predictions.
 
-use prediction::{
+use units::{Bytes, Fraction};
+
+use crate::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination},
-    frigid::{Calibration, RiskLimit, SIZE_CLASSES, SizeBounds},
+    frigid::{Calibration, QuantileCurve, RiskAllocation, RiskLimit, SIZE_CLASSES, SizeBounds},
     sensitivity::Cutoff,
 };
-use units::{Bytes, Fraction};
 
 /// Limits in section `[prediction]` of `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,12 +93,35 @@ impl OperatingPoint {
     }
 }
 
+/// Local memory of a VM that is placed on pool memory only. The guest needs it to boot, and a NUMA
+/// node with CPUs must have memory.
+pub const POOL_ONLY_LOCAL_MEMORY: Bytes = Bytes::mib(512);
+
+/// Returns the pool memory of a VM that is placed on pool memory only.
+pub const fn pool_only_memory(memory: Bytes) -> Bytes {
+    memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY)
+}
+
+impl OperatingPoint {
+    /// Returns whether a VM with this predicted probability of being slowed down beyond the margin is
+    /// placed on pool memory only.
+    pub fn is_pool_only(&self, probability: f64) -> bool {
+        self.cutoff.is_some_and(|cutoff| probability <= cutoff.at_most)
+    }
+
+    /// Returns the frigid memory of a VM that is allocated from the pool, given its predicted quantiles.
+    /// Returns `None` without a prediction, or if there were too few outcomes for the VM's size.
+    pub fn frigid_allocation(&self, memory: Bytes, curve: Option<QuantileCurve>) -> Option<RiskAllocation> {
+        self.risk_limit.zip(curve).and_then(|(risk_limit, curve)| curve.allocation(memory, &risk_limit))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use prediction::frigid::{CalibrationSample, QuantileCurve};
     use units::UnixMs;
 
     use super::*;
+    use crate::frigid::{CalibrationSample, QUANTILE_LEVELS, QuantileCurve};
 
     fn share(x: f64) -> Fraction {
         Fraction::new(x).unwrap()
@@ -107,7 +132,7 @@ mod tests {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
-            let curve = QuantileCurve::new(prediction::frigid::QUANTILE_LEVELS);
+            let curve = QuantileCurve::new(QUANTILE_LEVELS);
             let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // only the largest VMs gain enough memory for their risk
             let owner = format!("owner {vm}");
             calibration.add(CalibrationSample { begins: UnixMs(0), owner, curve, requested, untouched });

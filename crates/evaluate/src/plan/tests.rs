@@ -1,0 +1,145 @@
+//! Tests of `tarn plan` from options and files to results.
+
+use std::{fs, io::Write as _};
+
+use clap::Parser;
+use cli_runtime::Exit;
+use tempfile::TempDir;
+
+use super::*;
+
+const HEADER: &str = "vm_id,arrive_s,depart_s,cores,mem_gb,batch_id\n";
+/// Two sockets with 4 cores and 8 GiB, samples every second.
+const SMALL: &str =
+    "--sockets 2 --cores-per-socket 4 --gib-per-core 2 --pool-sockets 2 --warm-up 0 --sample 1s";
+
+#[derive(Parser)]
+struct TestCommand {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args(path: &std::path::Path, options: &str) -> Args {
+    let words = ["plan", path.to_str().unwrap()].into_iter().chain(options.split_whitespace());
+    TestCommand::try_parse_from(words).unwrap().args
+}
+
+/// Writes a trace, and computes its plan.
+fn plan_of(rows: &str, options: &str) -> Result<Plan, Failure> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.csv");
+    fs::write(&path, format!("{HEADER}{rows}")).unwrap();
+    compute(&args(&path, options))
+}
+
+fn message(result: Result<Plan, Failure>) -> String {
+    let message = result.unwrap_err().message();
+    message.split_once("trace.csv: ").map_or(message.clone(), |(_, rest)| rest.to_owned())
+}
+
+#[test]
+fn fixed_share_is_computed_from_the_largest_pool_use() {
+    // Both VMs run at the same time: 6 of 16 GiB, of which half is on the pool.
+    let plan = plan_of("0,0,10,1,4,a\n1,5,9,4,2,b\n", &format!("{SMALL} --policy none,static=0.5")).unwrap();
+    let rows: Vec<_> = plan
+        .results
+        .iter()
+        .map(|row| (row.policy.to_string(), row.dram_required, row.gib_per_pool))
+        .collect();
+    let expected = [("none".to_owned(), 1.0, 0.0), ("static=0.5".to_owned(), 0.6875, 3.0)];
+    assert_eq!(rows, expected);
+    assert_eq!((plan.trace.vms, plan.trace.samples), (2, 11));
+}
+
+#[test]
+fn order_of_rows_does_not_change_the_result() {
+    let sorted = "1,0,10,2,4,a\n2,0,8,4,3,a\n10,1,,1,1,b\n3,7,9,4,4,c\n";
+    let shuffled = "3,7,9,4,4,c\n10,1,,1,1,b\n2,0,8,4,3,a\n1,0,10,2,4,a\n";
+    let json = |rows| serde_json::to_string(&plan_of(rows, SMALL).unwrap()).unwrap();
+    assert_eq!(json(sorted), json(shuffled));
+}
+
+#[test]
+fn invalid_traces_and_options_are_rejected() {
+    let cases = [
+        ("", "", "the trace has no rows: must have at least one VM"),
+        ("0,9,3,1,1,a\n", "", "line 2: depart_s = \"3\": must not be before the arrival"),
+        ("0,0,,5,1,a\n", "", "line 2: cores = \"5\": must be at most the cores of a socket"),
+        (
+            "0,0,,1,nan,a\n",
+            "",
+            "line 2: mem_gb = \"nan\": must be a number of GB that is at least 1 MiB and at most 64 TiB",
+        ),
+        ("0,0,,1,1,a\n0,1,,1,1,a\n", "", "line 3: vm_id = \"0\": must not be the id of an earlier row"),
+        ("0,0,3,1,1,a\n", "--warm-up 1h", "--warm-up: \"3600s\" must be before the last event of the trace"),
+        ("0,0,3,1,1,a\n", "--pool-sockets 3", "--pool-sockets: \"3\" must divide --sockets (2)"),
+        (
+            "0,0,3,1,1,a\n",
+            "--placement as-traced",
+            "the trace has no column `socket`: must have it for --placement as-traced",
+        ),
+    ];
+    for (rows, options, expected) in cases {
+        let base = SMALL.replace(if options.contains("--warm-up") { "--warm-up 0" } else { "\0" }, "");
+        let base = base.replace(if options.contains("--pool") { "--pool-sockets 2" } else { "\0" }, "");
+        assert_eq!(message(plan_of(rows, &format!("{base} {options}"))), expected);
+    }
+    let failure =
+        plan_of("0,0,3,1,1,a\n", &SMALL.replace("--pool-sockets 2", "--pool-sockets 3")).unwrap_err();
+    assert_eq!(failure.exit() as u8, Exit::Usage as u8);
+}
+
+#[test]
+fn truncated_gzip_file_is_an_error_with_the_last_line() {
+    let folder: TempDir = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.csv");
+    let rows: String = (0..20_000).map(|vm| format!("{vm},{vm},,1,1,b{}\n", vm * 7919 % 10_007)).collect();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(format!("{HEADER}{rows}").as_bytes()).unwrap();
+    let bytes = gzip.finish().unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let error = message(compute(&args(&path, SMALL)));
+    assert!(error.starts_with("cannot read after line ") && !error.contains("line 0"), "{error}");
+}
+
+#[test]
+fn least_baseline_has_no_more_rejections() {
+    // Both sockets are full of cores. Each needs only 3 of 8 GiB.
+    let rows = "0,0,,4,3,a\n1,0,,4,3,a\n2,1,,4,3,a\n3,9,,1,1,a\n";
+    let plan = plan_of(rows, &format!("{SMALL} --baseline least --policy none")).unwrap();
+    assert_eq!((plan.trace.rejected, plan.baseline.gib_per_socket), (2, 3.0));
+    let plan = plan_of(rows, &format!("{SMALL} --baseline socket-peak --policy none")).unwrap();
+    assert_eq!((plan.trace.rejected, plan.baseline.gib_per_socket), (2, 3.0));
+}
+
+#[test]
+fn slices_round_pool_memory_down_and_need_a_buffer() {
+    // 3 GiB at a share of 0.5 are one slice of 1 GiB. The slice drains for 2 s after the VM has ended.
+    let rows = "0,0,10,1,3,a\n1,11,20,1,3,a\n";
+    let options = format!("{SMALL} --policy static=0.5 --slice 1GiB --offline-gib-per-s 0.5");
+    let plan = plan_of(rows, &options).unwrap();
+    let row = &plan.results[0];
+    assert_eq!((row.gib_per_pool, row.local_gib_per_socket, row.buffer_slices), (1.0, 2.0, Some(1)));
+    assert_eq!(row.slices.unwrap().slices_assigned, 2);
+    let plan = plan_of(rows, &options.replace("1GiB", "256MiB")).unwrap();
+    assert_eq!((plan.results[0].gib_per_pool, plan.results[0].slices.unwrap().slices_assigned), (1.5, 12));
+}
+
+#[test]
+fn csv_has_a_header_and_empty_cells() {
+    let plan = plan_of("0,0,10,1,4,a\n", &format!("{SMALL} --policy static=0.5")).unwrap();
+    let csv = plan.csv().unwrap();
+    let (head, row) = csv.trim_end().split_once('\n').unwrap();
+    let start = "policy,pool_sockets,dram_required,dram_saved,rejected,stranded_mean,mispredicted,migrations,buffer_slices,";
+    assert!(head.starts_with(start), "{head}");
+    assert!(row.starts_with("static=0.5,2,0.625,0.375,0.0,0.0,,,,"), "{row}");
+    assert_eq!(report::spreadsheet_text("=1+1"), "'=1+1");
+}
+
+#[test]
+fn cost_is_added_if_prices_are_given() {
+    let options = format!("{SMALL} --policy static=0.5 --dram-usd-per-gib 4 --cxl-usd-per-gib 2");
+    let plan = plan_of("0,0,10,1,4,a\n", &options).unwrap();
+    // 8 GiB of local memory and 2 GiB on the pool, instead of 16 GiB.
+    assert_eq!((plan.baseline.cost_usd, plan.results[0].cost_usd), (Some(64.0), Some(36.0)));
+}
