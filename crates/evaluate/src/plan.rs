@@ -7,12 +7,14 @@ mod options;
 mod report;
 mod runner;
 mod search;
+mod spread;
 mod stream;
 
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use cli_runtime::{Failure, Format, open};
+use prediction::frigid::backtest::VmSample;
 use sim::plan::{
     Cluster,
     customers::Customers,
@@ -21,7 +23,7 @@ use sim::plan::{
 };
 use units::{
     Bytes, Fraction, Ns,
-    limits::{PLAN_LOCAL_FRACTIONS_MAX, PLAN_POLICIES_MAX, PLAN_POOL_SIZES_MAX},
+    limits::{PLAN_LOCAL_FRACTIONS_MAX, PLAN_POLICIES_MAX, PLAN_POOL_SIZES_MAX, PLAN_SEEDS_MAX},
 };
 
 use self::{
@@ -95,11 +97,15 @@ Each row of the result is a policy with a pool size. DRAM is a fraction of the D
   MISPREDICTED   VMs slowed down beyond --pdm, of the VMs placed after --warm-up; the monitor would request their migration (MIGRATIONS)
   LOCAL, POOL    memory of each socket and of each pool
   EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample
+With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
+
 JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means that a policy has no such number. In JSON, `results` has
 policy, pool_sockets, dram_required, dram_saved, rejected, stranded_mean, mispredicted, migrations, buffer_slices and further numbers.
 
 With --slice, static needs as much local memory per socket as the largest local use of any socket, because of the rounding to slices.
 BUFFER is the number of slices that each pool needs in addition to its largest use, so that no start waits for released slices.
+With --hosts-per-emc, each socket reaches only some EMCs of its pool. All EMCs are then as large as the largest use of any EMC at any
+time, so that REQUIRED and EVENT PEAK are equal. Local memory and offline speeds are still those of a pool whose sockets reach all EMCs.
 
 Under none and static, VMs are placed as without pools, and local memory is a fraction of the memory without pools. Under frigid and
 full, a VM uses the free local memory of its socket first. Only the rest is on the pool, at most the predicted memory; otherwise, the VM
@@ -154,9 +160,11 @@ pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
 fn compute(args: &Args) -> Result<Plan, Failure> {
     let cluster = args.size.cluster()?;
     let pool_sizes = pool_sizes(&args.pool_sockets, &cluster)?;
+    args.slices.check(&pool_sizes)?;
     options::check_count("--policy", args.policy.len(), PLAN_POLICIES_MAX)?;
     options::check_count("--local-fraction", args.local_fraction.len(), PLAN_LOCAL_FRACTIONS_MAX)?;
-    let customers = customers(args)?;
+    options::check_count("--seed", args.models.seed.len(), PLAN_SEEDS_MAX)?;
+    let usage = usage(args)?;
     let fixed_shares: Vec<Fraction> = args.policy.iter().filter_map(|policy| fixed_share(*policy)).collect();
     let mut runner = Runner {
         trace: &args.trace,
@@ -164,18 +172,29 @@ fn compute(args: &Args) -> Result<Plan, Failure> {
         pool_sizes: &pool_sizes,
         placement: args.placement,
         times: SampleTimes { first: args.warm_up, interval: args.sample },
-        customers: customers.as_ref(),
-        promise: args.models.promise(customers.as_ref()),
+        customers: None,
+        promise: args.models.promise(None),
         forecasts: Vec::new(),
         fixed_shares: &fixed_shares,
         slice_mib: args.slices.slice.0,
     };
     runner.cluster.memory_per_socket = baseline_memory(args.baseline, &runner)?;
-    if let Some(customers) = customers.as_ref().filter(|_| args.policy.iter().any(|policy| policy.predicts()))
-    {
-        runner.forecasts = runner.forecast(customers)?;
-    }
-    plan(args, &runner)
+    let Some(usage) = usage else { return plan(args, &runner, None) };
+    let has_stable_owners = stream::has_stable_owners(&args.trace)?;
+    let of_seed = |seed: &u64| {
+        let customers = customers(args, &usage, has_stable_owners, *seed)?;
+        let mut runner = Runner {
+            customers: Some(&customers),
+            promise: args.models.promise(Some(&customers)),
+            ..runner.clone()
+        };
+        if args.policy.iter().any(|policy| policy.predicts()) {
+            runner.forecasts = runner.forecast(&customers)?;
+        }
+        plan(args, &runner, Some(*seed))
+    };
+    let plans: Vec<Plan> = args.models.seed.iter().map(of_seed).collect::<Result<_, _>>()?;
+    Ok(plans.into_iter().reduce(Plan::with_seed).expect("there is a default seed"))
 }
 
 fn fixed_share(policy: Policy) -> Option<Fraction> {
@@ -185,8 +204,8 @@ fn fixed_share(policy: Policy) -> Option<Fraction> {
     }
 }
 
-/// Creates the customers from the usage tables. Returns `None` without tables.
-fn customers(args: &Args) -> Result<Option<Customers>, Failure> {
+/// Reads the usage tables. Returns `None` without tables.
+fn usage(args: &Args) -> Result<Option<Vec<VmSample>>, Failure> {
     if args.models.usage.is_empty() {
         return if args.policy.iter().any(|policy| policy.predicts()) {
             Err(Failure::Usage(
@@ -201,20 +220,22 @@ fn customers(args: &Args) -> Result<Option<Customers>, Failure> {
         let layout = table.format.into();
         usage.extend(open::table(&table.path, |bytes| prediction::table::read(bytes, layout))?);
     }
-    let stable = stream::has_stable_owners(&args.trace)?;
-    let customers = Customers::new(&usage, args.models.pdm, stable, args.models.seed);
+    Ok(Some(usage))
+}
+
+/// Creates the customers from the usage tables.
+fn customers(
+    args: &Args,
+    usage: &[VmSample],
+    has_stable_owners: bool,
+    seed: u64,
+) -> Result<Customers, Failure> {
     let failed = |error| Failure::InvalidValue {
         field: "--usage",
-        value: args
-            .models
-            .usage
-            .iter()
-            .map(|table| table.path.display().to_string())
-            .collect::<Vec<_>>()
-            .join(", "),
+        value: args.models.usage_paths().join(", "),
         rule: format!("{error}").into(),
     };
-    customers.map(Some).map_err(failed)
+    Customers::new(usage, args.models.pdm, has_stable_owners, seed).map_err(failed)
 }
 
 /// Returns the memory of each socket without pools.
@@ -230,8 +251,8 @@ fn baseline_memory(kind: BaselineKind, runner: &Runner<'_>) -> Result<Bytes, Fai
     search::least_without_pools(runner, &all_local.report).map(|fraction| runner::part_of(given, fraction))
 }
 
-/// Runs all replays that the policies need, and computes their results.
-fn plan(args: &Args, runner: &Runner<'_>) -> Result<Plan, Failure> {
+/// Runs all replays that the policies need, and computes their results. The customers, if any, have this seed.
+fn plan(args: &Args, runner: &Runner<'_>, seed: Option<u64>) -> Result<Plan, Failure> {
     let divisions: Vec<Division> = [Division::Frigid, Division::Full]
         .into_iter()
         .filter(|division| args.policy.iter().any(|policy| policy.kind() == PolicyKind::Predicted(*division)))
@@ -259,7 +280,7 @@ fn plan(args: &Args, runner: &Runner<'_>) -> Result<Plan, Failure> {
         .iter()
         .flat_map(|policy| policy_runs(*policy, runner, &all_local, &with_slices, memory_mib));
     let runs: Vec<PolicyRun<'_>> = runs.collect();
-    Ok(Plan::new(args, runner, &all_local.report, &runs))
+    Ok(Plan::new(args, runner, seed, &all_local.report, &runs))
 }
 
 /// Replay with the results of its slices, by pool size; empty without slices.
@@ -274,7 +295,7 @@ fn replay_slices(
     let Some(slice_mib) = runner.slice_mib else { return Ok(vec![Vec::new(); results.len()]) };
     let shape = |peaks: &PoolPeaks| PoolShape {
         pool_sockets: peaks.pool_sockets,
-        emcs: args.slices.emcs_per_host,
+        attachment: args.slices.attachment(),
         slice_mib,
         slices_without_buffer: u32::try_from(peaks.event_mib / slice_mib).unwrap_or(u32::MAX),
         offline_gib_per_s: args.slices.offline_gib_per_s,

@@ -20,6 +20,7 @@
 //! replays the VMs, and [`result`] computes the DRAM. The memory of a replay is linear in the number of sockets
 //! and of VMs that run at the same time.
 
+pub mod attachment;
 pub mod customers;
 pub mod forecast;
 pub mod input;

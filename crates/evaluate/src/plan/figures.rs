@@ -41,16 +41,17 @@ fn panel(
     y: Scale,
     value: impl Fn(&PolicyResult) -> f64,
 ) -> Panel {
+    let means = plan.means(value);
     let mut policies: Vec<Policy> = Vec::new();
-    for result in &plan.results {
-        if !policies.contains(&result.policy) {
-            policies.push(result.policy);
+    for (policy, ..) in &means {
+        if !policies.contains(policy) {
+            policies.push(*policy);
         }
     }
     let series = policies.iter().enumerate().map(|(index, policy)| {
-        let of_policy = plan.results.iter().filter(|result| result.policy == *policy);
+        let of_policy = means.iter().filter(|(of, ..)| of == policy);
         let mut points: Vec<Point> =
-            of_policy.map(|result| Point::new(f64::from(result.pool_sockets), value(result))).collect();
+            of_policy.map(|(_, sockets, mean)| Point::new(f64::from(*sockets), *mean)).collect();
         points.sort_by(|one, other| one.x.total_cmp(&other.x));
         Series { name: legend(*policy), style: SeriesStyle::Line(index), points }
     });

@@ -6,7 +6,9 @@ use clap::{Args, ValueEnum};
 use cli_runtime::{Failure, options::duration};
 use prediction::operating_point::OperatorLimits;
 use serde::{Serialize, Serializer};
-use sim::plan::{Cluster, customers::Customers, forecast::Promise};
+use sim::plan::{
+    Cluster, attachment::Attachment, customers::Customers, forecast::Promise, slices::SliceReport,
+};
 use units::{
     Bytes, Fraction, Ns,
     limits::{
@@ -81,12 +83,17 @@ pub(super) struct Models {
     /// the predictions assume [default: that of the modelled workloads]
     #[arg(long, value_name = "PERCENT", value_parser = crate::parse_percent)]
     pub overpredicted_exceeds: Option<Fraction>,
-    /// Seed of the customers, their usage and their workloads
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    /// Seeds of the customers, their usage and their workloads; each seed has its own rows
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    pub seed: Vec<u64>,
 }
 
 impl Models {
+    /// Returns the paths of the usage tables.
+    pub(super) fn usage_paths(&self) -> Vec<String> {
+        self.usage.iter().map(|table| table.path.display().to_string()).collect()
+    }
+
     /// Returns the limits on slowed-down VMs.
     pub(super) fn promise(&self, customers: Option<&Customers>) -> Promise {
         let modelled = customers.map(Customers::overpredicted_exceeds);
@@ -135,12 +142,62 @@ pub(super) struct Slices {
     /// rounded down
     #[arg(long, value_name = "SIZE|none", default_value = "none", value_parser = parse_slice)]
     pub slice: SliceSize,
-    /// Number of EMCs of each pool; each socket of the pool is attached to all of them
+    /// Number of EMCs to which each socket is attached
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=EMCS_PER_HOST_MAX as i64))]
-    pub emcs_per_host: u32,
+    emcs_per_host: u32,
+    /// Number of sockets that are attached to each EMC: a multiple of --emcs-per-host, whose quotient divides
+    /// --pool-sockets [default: all sockets of the pool]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    hosts_per_emc: Option<u32>,
     /// Speed at which a host takes released slices offline, in GiB/s; 1 to 10 in Pond 4.5
     #[arg(long, value_name = "GIB", default_value = "1", value_parser = parse_positive)]
     pub offline_gib_per_s: f64,
+}
+
+impl Slices {
+    /// Returns the memory of each pool in which all EMCs are as large as the largest use of any EMC. `None`
+    /// without --hosts-per-emc, because a pool whose sockets reach all EMCs needs less.
+    pub(super) fn sparse_pool(&self, hosts: u32, report: Option<&SliceReport>) -> Option<SparsePool> {
+        let (slice_mib, report) = (self.slice.0?, report.filter(|_| self.hosts_per_emc.is_some())?);
+        let emcs = self.attachment().emcs(hosts);
+        Some(SparsePool {
+            mib: u64::from(emcs) * u64::from(report.in_use_per_emc_max) * slice_mib,
+            buffer_slices: u64::from(emcs) * u64::from(report.buffer_per_emc()),
+        })
+    }
+
+    /// Returns the attachment of the sockets to EMCs.
+    pub(super) fn attachment(&self) -> Attachment {
+        Attachment { emcs_per_host: self.emcs_per_host, hosts_per_emc: self.hosts_per_emc }
+    }
+
+    /// Checks the attachment for all pool sizes.
+    ///
+    /// # Errors
+    /// [`Failure::InvalidValue`] if the sockets of a pool cannot be attached to EMCs evenly, and
+    /// [`Failure::Usage`] if there are no slices.
+    pub(super) fn check(&self, pool_sizes: &[u32]) -> Result<(), Failure> {
+        if self.slice.0.is_none() && (self.emcs_per_host > 1 || self.hosts_per_emc.is_some()) {
+            let rule = "--emcs-per-host and --hosts-per-emc: require --slice SIZE";
+            return Err(Failure::Usage(rule.to_owned()));
+        }
+        for hosts in pool_sizes {
+            self.attachment().check(*hosts).map_err(|rule| Failure::InvalidValue {
+                field: "--hosts-per-emc",
+                value: self.hosts_per_emc.unwrap_or_default().to_string(),
+                rule: rule.to_string().into(),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory of a sparse pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SparsePool {
+    pub mib: u64,
+    /// Slices that the pool needs in addition, so that no start waits.
+    pub buffer_slices: u64,
 }
 
 /// Size of a slice in MiB; `None` if pool memory is not divided into slices.

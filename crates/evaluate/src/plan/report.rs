@@ -16,8 +16,9 @@ use sim::plan::{
 
 use super::{
     Args,
-    options::{BaselineKind, Policy, Prices},
+    options::{BaselineKind, Policy},
     runner::{ReplayResult, Runner, SlowedVms},
+    spread::PolicySpread,
 };
 
 /// Replay of a policy.
@@ -55,7 +56,11 @@ pub(super) struct Plan {
     pub baseline: Baseline,
     pub models: ModelSummary,
     pub trace: TraceSummary,
+    /// Results of all seeds.
     pub results: Vec<PolicyResult>,
+    /// Spread of each result over the seeds, in the order of the results of one seed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<PolicySpread>,
 }
 
 /// Cluster without pools, to which the results are relative.
@@ -81,7 +86,8 @@ pub(super) struct ModelSummary {
     pub modelled_customers: usize,
     pub pdm: f64,
     pub exceed_max: f64,
-    pub seed: u64,
+    /// Seeds of the customers; empty if nothing is modelled.
+    pub seeds: Vec<u64>,
 }
 
 /// Numbers of VMs and samples.
@@ -102,6 +108,9 @@ pub(super) struct TraceSummary {
 pub(super) struct PolicyResult {
     pub policy: Policy,
     pub pool_sockets: u32,
+    /// Seed of the customers, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
     pub dram_required: f64,
     pub dram_saved: f64,
     pub rejected: f64,
@@ -130,16 +139,19 @@ impl Plan {
     pub(super) fn new(
         args: &Args,
         runner: &Runner<'_>,
+        seed: Option<u64>,
         all_local: &ReplayReport,
         runs: &[PolicyRun<'_>],
     ) -> Self {
-        let (cluster, prices) = (&runner.cluster, &args.prices);
+        let cluster = &runner.cluster;
         let dram_gib = cluster.total_mib() as f64 / MIB_PER_GIB;
         let of_run = |run: &PolicyRun<'_>| {
-            let result = |(at, peaks)| PolicyResult::new(cluster, prices, run, peaks, run.slices.get(at));
+            let result = |(at, peaks)| PolicyResult {
+                seed,
+                ..PolicyResult::new(cluster, args, run, peaks, run.slices.get(at))
+            };
             run.report.pools.iter().enumerate().map(result).collect::<Vec<_>>()
         };
-        let tables = args.models.usage.iter().map(|table| table.path.display().to_string());
         Self {
             baseline: Baseline {
                 kind: args.baseline,
@@ -148,14 +160,14 @@ impl Plan {
                 gib_per_socket: dram_gib / f64::from(cluster.sockets),
                 dram_gib,
                 largest_socket_peak_gib: all_local.socket_peak_mib as f64 / MIB_PER_GIB,
-                cost_usd: prices.dram_usd_per_gib.map(|usd| usd * dram_gib),
+                cost_usd: args.prices.dram_usd_per_gib.map(|usd| usd * dram_gib),
             },
             models: ModelSummary {
-                usage_tables: tables.collect(),
+                usage_tables: args.models.usage_paths(),
                 modelled_customers: runner.customers.map_or(0, |customers| customers.profiles()),
                 pdm: args.models.pdm.get(),
                 exceed_max: args.models.exceed_max.get(),
-                seed: args.models.seed,
+                seeds: seed.into_iter().collect(),
             },
             trace: TraceSummary {
                 vms: all_local.counts.vms,
@@ -165,7 +177,18 @@ impl Plan {
                 samples: all_local.samples,
             },
             results: runs.iter().flat_map(of_run).collect(),
+            spread: Vec::new(),
         }
+    }
+
+    /// Adds the plan of another seed of the same options.
+    pub(super) fn with_seed(mut self, other: Self) -> Self {
+        let rows = other.results.len();
+        self.results.extend(other.results);
+        self.models.seeds.extend(other.models.seeds);
+        let of_row = |row: usize| self.results.iter().skip(row).step_by(rows).collect::<Vec<_>>();
+        self.spread = (0..rows).map(|row| PolicySpread::new(&of_row(row))).collect();
+        self
     }
 
     /// Prints the result on stdout.
@@ -187,16 +210,21 @@ impl Plan {
             String::new()
         } else {
             format!(
-                "MODELLED: touched memory from {}; {} customers; slowdowns by a simulated processor; seed {}\n",
+                "MODELLED: touched memory from {}; {} customers; slowdowns by a simulated processor; {}\n",
                 models.usage_tables.join(", "),
                 models.modelled_customers,
-                models.seed
+                seeds(&models.seeds)
             )
+        };
+        let spread = if self.spread.is_empty() {
+            String::new()
+        } else {
+            format!("\n\nMean, and range over {}:\n{}", seeds(&models.seeds), rows(&self.spread, all_columns))
         };
         format!(
             "{} VMs, of which {} are rejected and {} depart on arrival; at most {} run at the same time; {} samples\n\
              Without pools: {} sockets with {:.1} GiB each, {:.0} GiB in total; at most {:.1} GiB of a socket are in use\n\
-             {modelled}\n{}",
+             {modelled}\n{}{spread}",
             trace.vms,
             trace.rejected,
             trace.departed_on_arrival,
@@ -208,6 +236,18 @@ impl Plan {
             baseline.largest_socket_peak_gib,
             rows(&self.results, all_columns || baseline.cost_usd.is_some()),
         )
+    }
+
+    /// Returns the mean of a value of each row over the seeds.
+    pub(super) fn means(&self, value: impl Fn(&PolicyResult) -> f64) -> Vec<(Policy, u32, f64)> {
+        let seeds = self.models.seeds.len().max(1);
+        let rows = self.results.len() / seeds;
+        let mean = |row: usize| {
+            let of_row = self.results.iter().skip(row).step_by(rows);
+            let result = &self.results[row];
+            (result.policy, result.pool_sockets, of_row.map(&value).sum::<f64>() / seeds as f64)
+        };
+        (0..rows).map(mean).collect()
     }
 
     /// Returns the results as CSV. No cell starts with a character that a spreadsheet takes for the
@@ -249,6 +289,7 @@ struct CsvRow {
     offline_gib_per_s_p9999: Option<f64>,
     lost_emc_vms_max: Option<u32>,
     lost_emc_gib_max: Option<f64>,
+    seed: Option<u64>,
 }
 
 impl CsvRow {
@@ -276,6 +317,7 @@ impl CsvRow {
             offline_gib_per_s_p9999: result.slices.map(|slices| slices.offline_gib_per_s_p9999),
             lost_emc_vms_max: result.slices.map(|slices| slices.lost_emc_vms_max),
             lost_emc_gib_max: result.slices.map(|slices| slices.lost_emc_gib_max),
+            seed: result.seed,
         }
     }
 }
@@ -288,7 +330,7 @@ pub(super) fn spreadsheet_text(text: &str) -> String {
 impl PolicyResult {
     fn new(
         cluster: &Cluster,
-        prices: &Prices,
+        args: &Args,
         run: &PolicyRun<'_>,
         peaks: &PoolPeaks,
         slices: Option<&SliceReport>,
@@ -296,22 +338,26 @@ impl PolicyResult {
         let need = |pool_mib: u64| {
             DramNeed::new(cluster, run.local_per_socket_mib, peaks.pools, run.pool_factor * pool_mib as f64)
         };
-        let (sampled, at_event_peak) = (need(peaks.sampled_mib), need(peaks.event_mib));
+        let sparse = args.slices.sparse_pool(peaks.pool_sockets, slices);
+        let pool_mib = |mib| sparse.map_or(mib, |pool| pool.mib);
+        let (sampled, at_event_peak) = (need(pool_mib(peaks.sampled_mib)), need(pool_mib(peaks.event_mib)));
         let total_mib = cluster.total_mib() as f64;
         let local_fraction = run.local_per_socket_mib * f64::from(cluster.sockets) / total_mib;
         // The free local memory of a fixed share is a part of the free memory without pools.
         let stranded_factor = if run.pool_factor < 1.0 { local_fraction } else { 1.0 };
-        let cost = prices.dram_usd_per_gib.zip(prices.cxl_usd_per_gib);
+        let cost = args.prices.dram_usd_per_gib.zip(args.prices.cxl_usd_per_gib);
         Self {
             policy: run.policy,
             pool_sockets: peaks.pool_sockets,
+            seed: None,
             dram_required: sampled.required,
             dram_saved: sampled.saved(),
             rejected: run.report.rejected(),
             stranded_mean: stranded_factor * run.report.stranded_mean_mib / total_mib,
             mispredicted: run.slowed.map(SlowedVms::fraction),
             migrations: run.slowed.map(|slowed| slowed.slowed),
-            buffer_slices: slices.map(|slices| slices.buffer().into()),
+            buffer_slices: slices
+                .map(|slices| sparse.map_or(slices.buffer().into(), |pool| pool.buffer_slices)),
             dram_required_at_event_peak: at_event_peak.required,
             local_fraction,
             local_gib_per_socket: sampled.local_per_socket_mib / MIB_PER_GIB,
@@ -320,7 +366,12 @@ impl PolicyResult {
             dram_gib: (sampled.local_mib + sampled.pools_mib) / MIB_PER_GIB,
             cost_usd: cost
                 .map(|(dram, cxl)| (dram * sampled.local_mib + cxl * sampled.pools_mib) / MIB_PER_GIB),
-            slices: slices.map(SliceResult::new),
+            slices: args
+                .slices
+                .slice
+                .0
+                .zip(slices)
+                .map(|(slice_mib, report)| SliceResult::new(report, slice_mib)),
         }
     }
 }
@@ -345,7 +396,7 @@ pub(super) struct SliceResult {
 }
 
 impl SliceResult {
-    fn new(report: &SliceReport) -> Self {
+    fn new(report: &SliceReport, slice_mib: u64) -> Self {
         let [p50, p99, p9999] = report.offline_gib_per_s;
         Self {
             slices_assigned: report.assigned,
@@ -356,7 +407,7 @@ impl SliceResult {
             offline_gib_per_s_p99: p99,
             offline_gib_per_s_p9999: p9999,
             lost_emc_vms_max: report.vms_per_emc_max,
-            lost_emc_gib_max: report.mib_per_emc_max as f64 / MIB_PER_GIB,
+            lost_emc_gib_max: (u64::from(report.in_use_per_emc_max) * slice_mib) as f64 / MIB_PER_GIB,
         }
     }
 }
@@ -366,10 +417,17 @@ fn slice_cell(result: &PolicyResult, format: impl Fn(&SliceResult) -> String) ->
     result.slices.as_ref().map_or("-".to_owned(), format)
 }
 
+/// Formats the seeds as text.
+fn seeds(seeds: &[u64]) -> String {
+    let numbers: Vec<String> = seeds.iter().map(u64::to_string).collect();
+    format!("seed{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
 impl Row for PolicyResult {
     const COLUMNS: &'static [Column<Self>] = &[
         col("POLICY", |r| r.policy.to_string()),
         col("POOL SOCKETS", |r| r.pool_sockets.to_string()),
+        wide("SEED", |r| r.seed.map_or("-".to_owned(), |seed| seed.to_string())),
         col("REQUIRED", |r| percent(r.dram_required)),
         col("SAVED", |r| percent(r.dram_saved)),
         col("REJECTED", |r| format!("{:.3} %", 100.0 * r.rejected)),

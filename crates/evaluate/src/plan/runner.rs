@@ -67,7 +67,7 @@ impl SlowedVms {
 }
 
 /// Inputs of all passes over a trace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Runner<'a> {
     pub trace: &'a Path,
     pub cluster: Cluster,

@@ -6,7 +6,7 @@ use clap::Parser;
 use cli_runtime::Exit;
 use tempfile::TempDir;
 
-use super::*;
+use super::{spread::Spread, *};
 
 const HEADER: &str = "vm_id,arrive_s,depart_s,cores,mem_gb,batch_id\n";
 /// Two sockets with 4 cores and 8 GiB, samples every second.
@@ -123,6 +123,64 @@ fn slices_round_pool_memory_down_and_need_a_buffer() {
     assert_eq!(row.slices.unwrap().slices_assigned, 2);
     let plan = plan_of(rows, &options.replace("1GiB", "256MiB")).unwrap();
     assert_eq!((plan.results[0].gib_per_pool, plan.results[0].slices.unwrap().slices_assigned), (1.5, 12));
+}
+
+#[test]
+fn sparse_pool_has_emcs_as_large_as_their_largest_use() {
+    // Sockets 0 to 3 are attached to the EMCs 0 and 1, 1 and 2, 2 and 3, and 3 and 0. The VM has 4 of 8 GiB on the pool,
+    // on both EMCs of its socket or on one.
+    let rows = "0,0,10,1,8,a\n";
+    let options = "--sockets 4 --cores-per-socket 4 --gib-per-core 2 --pool-sockets 4 --warm-up 0 --sample 1s \
+                   --policy static=0.5 --slice 1GiB --emcs-per-host 2";
+    let row = |options: &str| plan_of(rows, options).unwrap().results.swap_remove(0);
+    assert_eq!(row(options).gib_per_pool, 4.0);
+    let sparse = row(&format!("{options} --hosts-per-emc 2"));
+    assert_eq!((sparse.gib_per_pool, sparse.slices.unwrap().lost_emc_gib_max), (16.0, 4.0));
+    assert_eq!((sparse.dram_required, sparse.dram_required_at_event_peak), (1.0, 1.0));
+    let error = message(plan_of(rows, &format!("{options} --hosts-per-emc 6")));
+    assert_eq!(error, "--hosts-per-emc: \"6\" must be at most the number of hosts of a pool (4)");
+    let error = message(plan_of(rows, &options.replace("--slice 1GiB", "")));
+    assert_eq!(error, "--emcs-per-host and --hosts-per-emc: require --slice SIZE");
+}
+
+#[test]
+fn gzip_file_that_expands_to_one_line_is_an_error() {
+    let folder: TempDir = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.csv");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    gzip.write_all(HEADER.as_bytes()).unwrap();
+    let zeros = vec![b'0'; 1 << 20];
+    (0..64).for_each(|_| gzip.write_all(&zeros).unwrap());
+    fs::write(&path, gzip.finish().unwrap()).unwrap();
+    let error = message(compute(&args(&path, SMALL)));
+    assert!(error.contains("line 2 is longer than 1048576 bytes"), "{error}");
+}
+
+#[test]
+fn each_seed_has_rows_and_the_spread_is_over_all() {
+    let folder: TempDir = tempfile::tempdir().unwrap();
+    let usage = folder.path().join("usage.csv");
+    let rows: String = (0..60)
+        .map(|vm| format!("{},{},8,{},v{vm},c{}\n", vm * 100, vm * 100 + 90, vm % 8 + 1, vm % 6))
+        .collect();
+    fs::write(&usage, format!("began_s,ended_s,requested_gib,peak_gib,vm,key\n{rows}")).unwrap();
+    let rows: String = (0..40).map(|vm| format!("{vm},{vm},{},1,1,b{}\n", vm + 5, vm % 9)).collect();
+    let options = format!("{SMALL} --policy none,static=0.5 --usage csv={} --seed 1,2,3", usage.display());
+    let plan = plan_of(&rows, &options).unwrap();
+    let seeds: Vec<_> = plan.results.iter().map(|row| row.seed).collect();
+    assert_eq!(seeds, [1, 1, 2, 2, 3, 3].map(Some));
+    let mispredicted: Vec<f64> = plan.results.iter().filter_map(|row| row.mispredicted).collect();
+    let shares = [mispredicted[1], mispredicted[3], mispredicted[5]];
+    let expected = Spread {
+        mean: shares.iter().sum::<f64>() / 3.0,
+        min: shares.into_iter().fold(1.0, f64::min),
+        max: shares.into_iter().fold(0.0, f64::max),
+    };
+    assert_eq!(plan.spread[1].mispredicted, Some(expected));
+    let saved = plan.results[1].dram_saved;
+    assert_eq!(plan.spread[1].dram_saved, Spread { mean: saved, min: saved, max: saved });
+    let one = plan_of(&rows, &options.replace("1,2,3", "2")).unwrap();
+    assert_eq!(one.results[1].mispredicted, Some(mispredicted[3]));
 }
 
 #[test]

@@ -15,7 +15,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, VecDeque},
 };
 
 use pool::{
@@ -27,11 +27,11 @@ use pool::{
     slice::Event,
 };
 use units::{
-    Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs,
+    Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs,
     limits::{REQUEST_ID_RETENTION, RESERVATIONS_PER_HOST_MAX, SLICES_PER_EMC_MAX},
 };
 
-use super::Cluster;
+use super::{Cluster, attachment::Attachment};
 
 /// Time for which a released slice counts towards offline speeds.
 const RELEASES_RETAINED: Ns = Ns::secs(3600);
@@ -43,8 +43,8 @@ const AGE_MIN_S: f64 = 1.0;
 pub struct PoolShape {
     /// Number of sockets of each pool; divides the sockets of the cluster.
     pub pool_sockets: u32,
-    /// Number of EMCs of each pool. Every socket of the pool is attached to all of them.
-    pub emcs: u32,
+    /// EMCs of each pool, and the sockets that are attached to them.
+    pub attachment: Attachment,
     /// Size of a slice in MiB, more than 0.
     pub slice_mib: u64,
     /// Slices of a pool without a buffer: the largest use of any pool.
@@ -70,14 +70,21 @@ pub struct SliceReport {
     pub offline_gib_per_s: [f64; 3],
     /// Largest number of VMs with slices on one EMC at a time.
     pub vms_per_emc_max: u32,
-    /// Largest memory of VMs on one EMC at a time, in MiB.
-    pub mib_per_emc_max: u64,
+    /// Largest number of slices in use on any EMC.
+    pub in_use_per_emc_max: u32,
+    /// Largest number of slices in use or draining on any EMC.
+    pub occupied_per_emc_max: u32,
 }
 
 impl SliceReport {
     /// Returns the slices that each pool needs in addition to those in use, so that no start waits.
     pub fn buffer(&self) -> u32 {
         self.occupied_max - self.in_use_max
+    }
+
+    /// Returns the same for each EMC, if each EMC is as large as the largest use of any EMC.
+    pub fn buffer_per_emc(&self) -> u32 {
+        self.occupied_per_emc_max - self.in_use_per_emc_max
     }
 }
 
@@ -115,11 +122,19 @@ struct PoolRack {
     hosts: Vec<(HostId, Name)>,
     in_use: u32,
     occupied: u32,
-    /// VMs and slices on each EMC, in the order of the ledger's EMCs.
-    emcs: Vec<(u32, u32)>,
+    /// Use of each EMC.
+    emcs: BTreeMap<EmcId, EmcUse>,
     /// Releases, oldest first.
     releases: VecDeque<(Ns, u32)>,
     started: u64,
+}
+
+/// VMs and slices on an EMC.
+#[derive(Clone, Copy, Debug, Default)]
+struct EmcUse {
+    vms: u32,
+    in_use: u32,
+    occupied: u32,
 }
 
 impl SliceReplay {
@@ -132,7 +147,8 @@ impl SliceReplay {
         let socket_mib = super::to_mib(cluster.memory_per_socket);
         // Slices in use never exceed the memory of the sockets. As many can be draining.
         let slices = 2 * u64::from(shape.pool_sockets) * socket_mib.div_ceil(shape.slice_mib);
-        let per_emc = slices.div_ceil(u64::from(shape.emcs)).min(u64::from(SLICES_PER_EMC_MAX));
+        let emcs = shape.attachment.emcs(shape.pool_sockets);
+        let per_emc = slices.div_ceil(u64::from(emcs)).min(u64::from(SLICES_PER_EMC_MAX));
         let per_emc = u32::try_from(per_emc).expect("the limit fits");
         let rack = rack_spec(&shape, per_emc);
         let pool = || PoolRack::new(&rack);
@@ -155,7 +171,8 @@ impl SliceReplay {
                 rejected: 0,
                 offline_gib_per_s: [0.0; 3],
                 vms_per_emc_max: 0,
-                mib_per_emc_max: 0,
+                in_use_per_emc_max: 0,
+                occupied_per_emc_max: 0,
             },
         })
     }
@@ -177,10 +194,10 @@ impl SliceReplay {
         self.report.assigned += u64::from(vm.slices);
         self.report.in_use_max = self.report.in_use_max.max(pool.in_use);
         self.report.occupied_max = self.report.occupied_max.max(pool.occupied);
-        for (vms, slices) in &pool.emcs {
-            self.report.vms_per_emc_max = self.report.vms_per_emc_max.max(*vms);
-            let mib = u64::from(*slices) * self.shape.slice_mib;
-            self.report.mib_per_emc_max = self.report.mib_per_emc_max.max(mib);
+        for emc in pool.emcs.values() {
+            self.report.vms_per_emc_max = self.report.vms_per_emc_max.max(emc.vms);
+            self.report.in_use_per_emc_max = self.report.in_use_per_emc_max.max(emc.in_use);
+            self.report.occupied_per_emc_max = self.report.occupied_per_emc_max.max(emc.occupied);
         }
         if vm.depart < Ns::NEVER {
             self.running.push(Reverse((vm.depart, vm.socket, id)));
@@ -227,7 +244,12 @@ impl SliceReplay {
 
 fn rack_spec(shape: &PoolShape, slices_per_emc: u32) -> RackSpec {
     let name = |text: String| Name::new(&text).expect("letters and digits are a name");
-    let emcs: Vec<Name> = (0..shape.emcs).map(|emc| name(format!("emc{emc}"))).collect();
+    let emcs = 0..shape.attachment.emcs(shape.pool_sockets);
+    let emcs: Vec<Name> = emcs.map(|emc| name(format!("emc{emc}"))).collect();
+    let attached = |host| {
+        let emcs_of_host = shape.attachment.emcs_of_host(host, shape.pool_sockets);
+        emcs_of_host.into_iter().map(|emc| emcs[emc as usize].clone()).collect()
+    };
     let emc = |emc: &Name| EmcSpec {
         name: emc.clone(),
         slices: slices_per_emc,
@@ -239,7 +261,7 @@ fn rack_spec(shape: &PoolShape, slices_per_emc: u32) -> RackSpec {
         name: name(format!("socket{host}")),
         cores: u32::try_from(RESERVATIONS_PER_HOST_MAX).expect("the limit fits"),
         local: Bytes::ZERO,
-        emcs: emcs.clone(),
+        emcs: attached(host),
     };
     RackSpec { emcs: emcs.iter().map(emc).collect(), hosts: (0..shape.pool_sockets).map(host).collect() }
 }
@@ -255,7 +277,7 @@ impl PoolRack {
         ledger.apply(change);
         let hosts: Vec<_> = ledger.hosts().map(|(id, entry)| (id, entry.host.name.clone())).collect();
         hosts.iter().for_each(|(id, _)| ledger.set_host_live(*id, true));
-        let emcs = vec![(0, 0); ledger.emcs().len()];
+        let emcs = ledger.emcs().map(|(id, _)| (id, EmcUse::default())).collect();
         Ok(Self { ledger, hosts, in_use: 0, occupied: 0, emcs, releases: VecDeque::new(), started: 0 })
     }
 
@@ -290,7 +312,11 @@ impl PoolRack {
         }
         let commit = self.ledger.decide_commit(when(now), id, Actor::Manager);
         self.ledger.apply(commit.expect("a new reservation can be committed"));
-        self.count_on_emcs(&own, |count, by| count + by);
+        self.count_on_emcs(&own, |emc, slices| {
+            emc.vms += 1;
+            emc.in_use += slices;
+            emc.occupied += slices;
+        });
         self.in_use += slices;
         self.occupied += slices;
         Some(id)
@@ -305,15 +331,14 @@ impl PoolRack {
         self.ledger.apply(change.expect("the events are in the order of the slice's states"));
     }
 
-    /// Adds or subtracts a VM with these slices on its EMCs.
-    fn count_on_emcs(&mut self, slices: &[SliceId], change: impl Fn(u32, u32) -> u32) {
-        let emcs: Vec<_> = self.ledger.emcs().map(|(id, _)| id).collect();
-        for (counts, emc) in self.emcs.iter_mut().zip(emcs) {
-            let on_it = slices.iter().filter(|slice| self.ledger.emc_of(**slice) == Some(emc)).count();
-            if on_it > 0 {
-                let on_it = u32::try_from(on_it).expect("a VM has few slices");
-                *counts = (change(counts.0, 1), change(counts.1, on_it));
-            }
+    /// Changes the use of each EMC with some of these slices by their number.
+    fn count_on_emcs(&mut self, slices: &[SliceId], change: impl Fn(&mut EmcUse, u32)) {
+        let mut numbers: BTreeMap<EmcId, u32> = BTreeMap::new();
+        for emc in slices.iter().filter_map(|slice| self.ledger.emc_of(*slice)) {
+            *numbers.entry(emc).or_default() += 1;
+        }
+        for (emc, number) in numbers {
+            change(self.emcs.entry(emc).or_default(), number);
         }
     }
 
@@ -323,7 +348,10 @@ impl PoolRack {
         let change =
             self.ledger.decide_reservation_end(when(now), id, EndReason::ProcessGone, Actor::Manager);
         self.ledger.apply(change.expect("the reservation exists"));
-        self.count_on_emcs(&slices, |count, by| count - by);
+        self.count_on_emcs(&slices, |emc, slices| {
+            emc.vms -= 1;
+            emc.in_use -= slices;
+        });
         let count = u32::try_from(slices.len()).expect("a VM has few slices");
         self.in_use -= count;
         self.releases.push_back((now, count));
@@ -352,6 +380,7 @@ impl PoolRack {
         self.step(slice, Event::Scrubbed(host, report));
         self.step(slice, Event::Revoked(epoch));
         self.occupied -= 1;
+        self.count_on_emcs(&[slice], |emc, slices| emc.occupied -= slices);
         // No request is repeated, so that ended requests need not be retained.
         let expired = self.ledger.decide_pruning(when(now.after(REQUEST_ID_RETENTION)), usize::MAX);
         self.ledger.apply(expired);
@@ -426,7 +455,7 @@ mod tests {
     const CLUSTER: Cluster = Cluster { sockets: 4, cores_per_socket: 4, memory_per_socket: Bytes::gib(8) };
     const SHAPE: PoolShape = PoolShape {
         pool_sockets: 2,
-        emcs: 1,
+        attachment: Attachment { emcs_per_host: 1, hosts_per_emc: None },
         slice_mib: 1024,
         slices_without_buffer: 6,
         offline_gib_per_s: 0.5,
@@ -466,9 +495,10 @@ mod tests {
     fn lost_emc_affects_vms_with_its_slices() {
         let vms = [vm(0, 90, 0, 3), vm(0, 90, 2, 2), vm(1, 90, 0, 1)];
         let one = replay(SHAPE, &vms);
-        assert_eq!((one.vms_per_emc_max, one.mib_per_emc_max), (3, 6 * 1024));
-        let two = replay(PoolShape { emcs: 2, ..SHAPE }, &vms);
-        assert_eq!((two.vms_per_emc_max, two.mib_per_emc_max), (2, 3 * 1024));
+        assert_eq!((one.vms_per_emc_max, one.in_use_per_emc_max), (3, 6));
+        let attachment = Attachment { emcs_per_host: 2, hosts_per_emc: None };
+        let two = replay(PoolShape { attachment, ..SHAPE }, &vms);
+        assert_eq!((two.vms_per_emc_max, two.in_use_per_emc_max), (2, 3));
     }
 
     #[test]

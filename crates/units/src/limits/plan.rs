@@ -16,3 +16,5 @@ pub const PLAN_POLICIES_MAX: usize = 64;
 pub const PLAN_LOCAL_FRACTIONS_MAX: usize = 64;
 /// Shortest time between two samples of a plan.
 pub const PLAN_SAMPLE_INTERVAL_MIN: Ns = Ns::secs(1);
+/// Maximum number of seeds that one plan compares.
+pub const PLAN_SEEDS_MAX: usize = 64;
