@@ -9,7 +9,7 @@ import heapq
 import sys
 import time
 
-WARM_UP_S = 86_400
+WARM_UP_S = 3600
 SAMPLE_S = 300
 
 

@@ -74,7 +74,7 @@ pub enum Command {
     Replay(replay::Args),
     /// Compute the DRAM that a rack would need with memory pools, from a trace of VM arrivals; needs no
     /// manager
-    #[command(after_help = plan::help())]
+    #[command(after_help = plan::OUTPUT_HELP)]
     Plan(plan::Args),
     /// Attach the memory of one VM as its VMM would, but without KVM and a guest: check that the
     /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and

@@ -88,13 +88,15 @@ pub struct Args {
 /// Sizes of pools that are compared by default, as in figure 11 of Pond.
 const POOL_SOCKETS_DEFAULT: [u32; 6] = [2, 4, 8, 16, 32, 64];
 
-const OUTPUT_HELP: &str = "\
+/// Help on the output and on the formats of traces.
+pub const OUTPUT_HELP: &str = "\
 Each row of the result is a policy with a pool size. DRAM is a fraction of the DRAM of all sockets without pools:
   REQUIRED       local memory of all sockets, and all pools; each pool is as large as the largest use of any pool in a sample
   SAVED          1 - REQUIRED; negative if the pools need more than they save
   REJECTED       VMs that fit on no socket, of all VMs
   STRANDED       mean free local memory on sockets without free cores
-  MISPREDICTED   VMs slowed down beyond --pdm, of the VMs placed after --warm-up; the monitor would request their migration (MIGRATIONS)
+  MISPREDICTED   VMs slowed down beyond --pdm, of the VMs placed after --warm-up. MIGRATIONS is their number: the requests of a monitor
+                 that detects all of them
   LOCAL, POOL    memory of each socket and of each pool
   EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample
 With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
@@ -103,13 +105,15 @@ JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means tha
 policy, pool_sockets, dram_required, dram_saved, rejected, stranded_mean, mispredicted, migrations, buffer_slices and further numbers.
 
 With --slice, static needs as much local memory per socket as the largest local use of any socket, because of the rounding to slices.
-BUFFER is the number of slices that each pool needs in addition to its largest use, so that no start waits for released slices.
+BUFFER is the number of slices that each pool needs in addition to its largest use at any time, so that no start waits for released
+slices. REQUIRED, POOL, DRAM and COST do not contain it.
 With --hosts-per-emc, each socket reaches only some EMCs of its pool. All EMCs are then as large as the largest use of any EMC at any
 time, so that REQUIRED and EVENT PEAK are equal. Local memory and offline speeds are still those of a pool whose sockets reach all EMCs.
 
 Under none and static, VMs are placed as without pools, and local memory is a fraction of the memory without pools. Under frigid and
 full, a VM uses the free local memory of its socket first. Only the rest is on the pool, at most the predicted memory; otherwise, the VM
-runs on another socket. Local memory is that with the least sum of local and pool memory that serves the VMs as well as the memory
+runs on another socket. All VMs of a socket have at most its memory without pools. Local memory from 40 % to 100 % is tested in steps
+of 1 %. The chosen one is that with the least sum of local and pool memory that serves the VMs as well as the memory
 without pools: no more VMs are rejected, and the running VMs have as much memory (99.8 %). With --baseline least, the memory without
 pools is also the least in this way.
 
@@ -136,13 +140,8 @@ Formats of TRACE, detected by the first line; times are in seconds since the sta
     vmid, subscriptionid, deploymentid, vmcreated, vmdeleted, maxcpu, avgcpu, p95maxcpu, vmcategory, vmcorecount, vmmemory (GB);
     V2 has buckets: >24 cores counts as 30, >64 GB as 70
   Alibaba pods (openb_pod_list): name, cpu_milli (rounded up to cores), memory_mib, creation_time, deletion_time
-A trace in the order of arrival is read as a stream, and memory grows with the VMs that run at the same time; other traces are sorted
-in memory (about 90 bytes per VM).";
-
-/// Returns the help on the output and on the formats of traces.
-pub fn help() -> &'static str {
-    OUTPUT_HELP
-}
+A trace in the order of arrival is read as a stream, and memory grows with the VMs that run at the same time and with the number of
+different owners; other traces are sorted in memory (about 90 bytes per VM).";
 
 /// Replays the trace, prints the results, and draws the figures if requested.
 ///
@@ -152,28 +151,29 @@ pub fn help() -> &'static str {
 pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
     args.figure.as_deref().map_or(Ok(()), figure::create_folder)?;
     let plan = compute(args)?;
-    plan.print(format)?;
-    args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))
+    args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))?;
+    plan.print(format)
 }
 
 /// Checks the options, and computes the results.
 fn compute(args: &Args) -> Result<Plan, Failure> {
     let cluster = args.size.cluster()?;
-    let pool_sizes = pool_sizes(&args.pool_sockets, &cluster)?;
-    args.slices.check(&pool_sizes)?;
+    let pool_sizes = pool_sizes(&args.pool_sockets, &cluster, &args.slices)?;
     options::check_count("--policy", args.policy.len(), PLAN_POLICIES_MAX)?;
     options::check_count("--local-fraction", args.local_fraction.len(), PLAN_LOCAL_FRACTIONS_MAX)?;
     options::check_count("--seed", args.models.seed.len(), PLAN_SEEDS_MAX)?;
+    check_combination(args)?;
     let usage = usage(args)?;
     let fixed_shares: Vec<Fraction> = args.policy.iter().filter_map(|policy| fixed_share(*policy)).collect();
     let mut runner = Runner {
         trace: &args.trace,
         cluster,
+        trace_limits: cluster,
         pool_sizes: &pool_sizes,
         placement: args.placement,
         times: SampleTimes { first: args.warm_up, interval: args.sample },
         customers: None,
-        promise: args.models.promise(None),
+        pdm: args.models.pdm,
         forecasts: Vec::new(),
         fixed_shares: &fixed_shares,
         slice_mib: args.slices.slice.0,
@@ -183,18 +183,52 @@ fn compute(args: &Args) -> Result<Plan, Failure> {
     let has_stable_owners = stream::has_stable_owners(&args.trace)?;
     let of_seed = |seed: &u64| {
         let customers = customers(args, &usage, has_stable_owners, *seed)?;
-        let mut runner = Runner {
-            customers: Some(&customers),
-            promise: args.models.promise(Some(&customers)),
-            ..runner.clone()
-        };
-        if args.policy.iter().any(|policy| policy.predicts()) {
-            runner.forecasts = runner.forecast(&customers)?;
+        let mut runner = Runner { customers: Some(&customers), ..runner.clone() };
+        if args.predicts() {
+            runner.forecasts = runner.forecast(&customers, args.models.limits(&customers))?;
         }
         plan(args, &runner, Some(*seed))
     };
     let plans: Vec<Plan> = args.models.seed.iter().map(of_seed).collect::<Result<_, _>>()?;
     Ok(plans.into_iter().reduce(Plan::with_seed).expect("there is a default seed"))
+}
+
+impl Args {
+    /// Returns whether a policy needs predictions.
+    fn predicts(&self) -> bool {
+        self.policy.iter().any(|policy| policy.predicts())
+    }
+
+    /// Returns whether the trace is read more than once.
+    fn reads_again(&self) -> bool {
+        self.baseline != BaselineKind::Given || !self.models.usage.is_empty() || self.slices.slice.0.is_some()
+    }
+}
+
+/// Checks options that depend on each other.
+fn check_combination(args: &Args) -> Result<(), Failure> {
+    let usage_error = |rule: &str| Err(Failure::Usage(rule.to_owned()));
+    if args.predicts() && args.models.usage.is_empty() {
+        return usage_error("--policy frigid and full: require --usage, to model the touched memory");
+    }
+    if !args.predicts() && !args.local_fraction.is_empty() {
+        return usage_error("--local-fraction: requires --policy frigid or full");
+    }
+    if args.predicts() && args.placement == Placement::AsTraced && args.local_fraction.is_empty() {
+        return usage_error("--placement as-traced: requires --local-fraction with --policy frigid and full");
+    }
+    if args.figure.is_some() && args.local_fraction.len() > 1 {
+        return usage_error("--figure: requires at most one --local-fraction");
+    }
+    if args.reads_again() && args.trace.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(Failure::InvalidValue {
+            field: "TRACE",
+            value: args.trace.display().to_string(),
+            rule: "must be a regular file, because --usage, --slice and --baseline read it more than once"
+                .into(),
+        });
+    }
+    Ok(())
 }
 
 fn fixed_share(policy: Policy) -> Option<Fraction> {
@@ -207,13 +241,7 @@ fn fixed_share(policy: Policy) -> Option<Fraction> {
 /// Reads the usage tables. Returns `None` without tables.
 fn usage(args: &Args) -> Result<Option<Vec<VmSample>>, Failure> {
     if args.models.usage.is_empty() {
-        return if args.policy.iter().any(|policy| policy.predicts()) {
-            Err(Failure::Usage(
-                "--policy frigid and full: require --usage, to model the touched memory".to_owned(),
-            ))
-        } else {
-            Ok(None)
-        };
+        return Ok(None);
     }
     let mut usage = Vec::new();
     for table in &args.models.usage {
@@ -248,7 +276,8 @@ fn baseline_memory(kind: BaselineKind, runner: &Runner<'_>) -> Result<Bytes, Fai
     if kind == BaselineKind::SocketPeak {
         return Ok(Bytes::mib(all_local.report.socket_peak_mib.max(1)));
     }
-    search::least_without_pools(runner, &all_local.report).map(|fraction| runner::part_of(given, fraction))
+    let fraction = search::least_without_pools(runner, &all_local.report)?;
+    Ok(runner::part_of(given, fraction).max(Bytes::mib(1)))
 }
 
 /// Runs all replays that the policies need, and computes their results. The customers, if any, have this seed.
@@ -257,8 +286,7 @@ fn plan(args: &Args, runner: &Runner<'_>, seed: Option<u64>) -> Result<Plan, Fai
         .into_iter()
         .filter(|division| args.policy.iter().any(|policy| policy.kind() == PolicyKind::Predicted(*division)))
         .collect();
-    let is_traced = args.placement == Placement::AsTraced;
-    let fractions: &[f64] = if is_traced { &[1.0] } else { &args.local_fraction };
+    let fractions = &args.local_fraction;
     let mut specs = vec![ReplaySpec::ALL_LOCAL];
     if runner.slice_mib.is_some() {
         let share = |share: &Fraction| ReplaySpec::new(Division::Share(*share), 1.0);
@@ -299,6 +327,7 @@ fn replay_slices(
         slice_mib,
         slices_without_buffer: u32::try_from(peaks.event_mib / slice_mib).unwrap_or(u32::MAX),
         offline_gib_per_s: args.slices.offline_gib_per_s,
+        first: args.warm_up,
     };
     let specs: Vec<_> = results
         .iter()
@@ -307,8 +336,8 @@ fn replay_slices(
     runner.slice_pass(&specs)
 }
 
-/// Returns the replays of a policy, one per fraction of local memory or per pool size. `memory_mib` is the memory of each
-/// socket without pools.
+/// Returns the replays of a policy, one per fraction of local memory or per pool size. `memory_mib` is the
+/// memory of each socket without pools.
 fn policy_runs<'a>(
     policy: Policy,
     runner: &Runner<'_>,
@@ -318,14 +347,14 @@ fn policy_runs<'a>(
 ) -> Vec<PolicyRun<'a>> {
     let find =
         |division: Division| results.iter().filter(move |(result, _)| result.spec.division == division);
-    let used_mib = |result: &ReplayResult| result.report.socket_peak_mib as f64;
     match policy.kind() {
         PolicyKind::FixedShare(share) if runner.slice_mib.is_none() => {
             let at = runner.fixed_shares.iter().position(|other| *other == share);
             vec![PolicyRun {
                 policy,
                 local_per_socket_mib: (1.0 - share.get()) * memory_mib,
-                pool_factor: share.get(),
+                scaled_by: Some(share),
+                surplus_local_mib: 0.0,
                 report: &all_local.report,
                 slowed: at.and_then(|at| all_local.slowed.get(at)).copied(),
                 slices: &[],
@@ -333,20 +362,20 @@ fn policy_runs<'a>(
         }
         PolicyKind::FixedShare(share) => {
             // The rounding to slices leaves a different part of each VM in local memory.
-            let run = |(result, slices): &'a ReplayWithSlices| PolicyRun {
-                local_per_socket_mib: if share.get() == 0.0 { memory_mib } else { used_mib(result) },
-                ..PolicyRun::new(policy, result, slices)
+            let run = |(result, slices): &'a ReplayWithSlices| {
+                let peak_mib = result.report.socket_peak_mib as f64;
+                let local_per_socket_mib = if share.get() == 0.0 { memory_mib } else { peak_mib };
+                PolicyRun {
+                    local_per_socket_mib,
+                    surplus_local_mib: memory_mib - local_per_socket_mib,
+                    ..PolicyRun::new(policy, result, slices)
+                }
             };
             find(Division::Share(share)).take(1).map(run).collect()
         }
         PolicyKind::Predicted(division) => {
-            let is_traced = runner.placement == Placement::AsTraced;
             let run = |(result, slices): &'a ReplayWithSlices| PolicyRun {
-                local_per_socket_mib: if is_traced {
-                    used_mib(result)
-                } else {
-                    (result.spec.local_fraction * memory_mib).round()
-                },
+                local_per_socket_mib: (result.spec.local_fraction * memory_mib).round(),
                 ..PolicyRun::new(policy, result, slices)
             };
             find(division).map(run).collect()
@@ -355,7 +384,7 @@ fn policy_runs<'a>(
 }
 
 /// Returns the checked pool sizes, or the default sizes that divide the cluster.
-fn pool_sizes(requested: &[u32], cluster: &Cluster) -> Result<Vec<u32>, Failure> {
+fn pool_sizes(requested: &[u32], cluster: &Cluster, slices: &Slices) -> Result<Vec<u32>, Failure> {
     options::check_count("--pool-sockets", requested.len(), PLAN_POOL_SIZES_MAX)?;
     if let Some(size) = requested.iter().find(|size| !cluster.is_divided_by(**size)) {
         return Err(Failure::InvalidValue {
@@ -364,12 +393,14 @@ fn pool_sizes(requested: &[u32], cluster: &Cluster) -> Result<Vec<u32>, Failure>
             rule: format!("must divide --sockets ({})", cluster.sockets).into(),
         });
     }
-    if !requested.is_empty() {
-        return Ok(requested.to_vec());
-    }
-    let sizes: Vec<u32> =
-        POOL_SOCKETS_DEFAULT.into_iter().filter(|size| cluster.is_divided_by(*size)).collect();
-    Ok(if sizes.is_empty() { vec![cluster.sockets] } else { sizes })
+    let is_possible = |size: &u32| cluster.is_divided_by(*size) && slices.check(*size).is_ok();
+    let sizes = match requested {
+        [] => POOL_SOCKETS_DEFAULT.into_iter().filter(is_possible).collect(),
+        requested => requested.to_vec(),
+    };
+    let sizes = if sizes.is_empty() { vec![cluster.sockets] } else { sizes };
+    sizes.iter().try_for_each(|size| slices.check(*size))?;
+    Ok(sizes)
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@
 //!
 //! [`input`] reads and orders the VMs, [`customers`] models the values that traces do not contain,
 //! [`forecast`] predicts the pool memory of a VM, [`sockets`] finds the socket of a VM, [`replay`]
-//! replays the VMs, and [`result`] computes the DRAM. The memory of a replay is linear in the number of sockets
-//! and of VMs that run at the same time.
+//! replays the VMs, [`slices`] replays their slices, and [`result`] computes the DRAM. The memory of a
+//! replay is linear in the number of sockets and of VMs that run at the same time.
 
 pub mod attachment;
 pub mod customers;

@@ -1,6 +1,6 @@
 //! Options of `tarn plan`, and their checks.
 
-use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use cli_runtime::{Failure, options::duration};
@@ -12,8 +12,8 @@ use sim::plan::{
 use units::{
     Bytes, Fraction, Ns,
     limits::{
-        CORES_PER_HOST_MAX, EMCS_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, PLAN_SAMPLE_INTERVAL_MIN,
-        PLAN_SOCKETS_MAX,
+        CORES_PER_HOST_MAX, EMCS_MAX, EMCS_PER_HOST_MAX, HOSTS_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX,
+        PLAN_SAMPLE_INTERVAL_MIN, PLAN_SOCKETS_MAX,
     },
 };
 
@@ -66,7 +66,7 @@ pub(super) enum BaselineKind {
     Least,
 }
 
-/// Models of the values that the trace does not contain, and the promise to the VMs.
+/// Models of the values that the trace does not contain, and the limits on slowed-down VMs.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Models {
     /// Table of ended VMs from which the touched memory of VMs is drawn, as FORMAT=FILE with a FORMAT of
@@ -74,17 +74,17 @@ pub(super) struct Models {
     #[arg(long, value_name = "FORMAT=FILE")]
     pub usage: Vec<UsageTable>,
     /// PDM: permitted slowdown of a VM, in percent
-    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::parse_margin)]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::parse_margin, requires = "usage")]
     pub pdm: Fraction,
     /// X: VMs that may be slowed down beyond the PDM, in percent of all VMs
-    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = crate::parse_percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = crate::parse_percent, requires = "usage")]
     pub exceed_max: Fraction,
     /// r: VMs slowed down beyond the PDM among those with overpredicted frigid memory, in percent, as
     /// the predictions assume [default: that of the modelled workloads]
-    #[arg(long, value_name = "PERCENT", value_parser = crate::parse_percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = crate::parse_percent, requires = "usage")]
     pub overpredicted_exceeds: Option<Fraction>,
     /// Seeds of the customers, their usage and their workloads; each seed has its own rows
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1", requires = "usage")]
     pub seed: Vec<u64>,
 }
 
@@ -95,13 +95,10 @@ impl Models {
     }
 
     /// Returns the limits on slowed-down VMs.
-    pub(super) fn promise(&self, customers: Option<&Customers>) -> Promise {
-        let modelled = customers.map(Customers::overpredicted_exceeds);
-        let limits = OperatorLimits::default();
-        let overpredicted_exceeds =
-            self.overpredicted_exceeds.or(modelled).unwrap_or(limits.overpredicted_exceeds);
-        let limits = OperatorLimits { exceed_max: self.exceed_max, overpredicted_exceeds };
-        Promise { pdm: self.pdm, limits }
+    pub(super) fn limits(&self, customers: &Customers) -> OperatorLimits {
+        let modelled = customers.overpredicted_exceeds();
+        let overpredicted_exceeds = self.overpredicted_exceeds.unwrap_or(modelled);
+        OperatorLimits { exceed_max: self.exceed_max, overpredicted_exceeds }
     }
 }
 
@@ -143,22 +140,23 @@ pub(super) struct Slices {
     #[arg(long, value_name = "SIZE|none", default_value = "none", value_parser = parse_slice)]
     pub slice: SliceSize,
     /// Number of EMCs to which each socket is attached
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=EMCS_PER_HOST_MAX as i64))]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "slice", value_parser = clap::value_parser!(u32).range(1..=EMCS_PER_HOST_MAX as i64))]
     emcs_per_host: u32,
     /// Number of sockets that are attached to each EMC: a multiple of --emcs-per-host, whose quotient divides
     /// --pool-sockets [default: all sockets of the pool]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "slice", value_parser = clap::value_parser!(u32).range(1..))]
     hosts_per_emc: Option<u32>,
     /// Speed at which a host takes released slices offline, in GiB/s; 1 to 10 in Pond 4.5
-    #[arg(long, value_name = "GIB", default_value = "1", value_parser = parse_positive)]
+    #[arg(long, value_name = "GIB", default_value = "1", value_parser = parse_positive, requires = "slice")]
     pub offline_gib_per_s: f64,
 }
 
 impl Slices {
-    /// Returns the memory of each pool in which all EMCs are as large as the largest use of any EMC. `None`
-    /// without --hosts-per-emc, because a pool whose sockets reach all EMCs needs less.
+    /// Returns the memory of each sparse pool, in which all EMCs are as large as the largest use of any EMC. Returns
+    /// `None` if the sockets reach all EMCs, because such a pool needs less.
     pub(super) fn sparse_pool(&self, hosts: u32, report: Option<&SliceReport>) -> Option<SparsePool> {
-        let (slice_mib, report) = (self.slice.0?, report.filter(|_| self.hosts_per_emc.is_some())?);
+        let is_sparse = self.hosts_per_emc.is_some_and(|attached| attached < hosts);
+        let (slice_mib, report) = (self.slice.0?, report.filter(|_| is_sparse)?);
         let emcs = self.attachment().emcs(hosts);
         Some(SparsePool {
             mib: u64::from(emcs) * u64::from(report.in_use_per_emc_max) * slice_mib,
@@ -171,24 +169,35 @@ impl Slices {
         Attachment { emcs_per_host: self.emcs_per_host, hosts_per_emc: self.hosts_per_emc }
     }
 
-    /// Checks the attachment for all pool sizes.
+    /// Checks pools of `sockets` sockets with slices. `--slice none` permits all.
     ///
     /// # Errors
-    /// [`Failure::InvalidValue`] if the sockets of a pool cannot be attached to EMCs evenly, and
-    /// [`Failure::Usage`] if there are no slices.
-    pub(super) fn check(&self, pool_sizes: &[u32]) -> Result<(), Failure> {
-        if self.slice.0.is_none() && (self.emcs_per_host > 1 || self.hosts_per_emc.is_some()) {
-            let rule = "--emcs-per-host and --hosts-per-emc: require --slice SIZE";
-            return Err(Failure::Usage(rule.to_owned()));
+    /// [`Failure::InvalidValue`] if a rack cannot have this pool.
+    pub(super) fn check(&self, sockets: u32) -> Result<(), Failure> {
+        if self.slice.0.is_none() {
+            return Ok(());
         }
-        for hosts in pool_sizes {
-            self.attachment().check(*hosts).map_err(|rule| Failure::InvalidValue {
-                field: "--hosts-per-emc",
-                value: self.hosts_per_emc.unwrap_or_default().to_string(),
-                rule: rule.to_string().into(),
-            })?;
+        if sockets as usize > HOSTS_MAX {
+            return Err(Failure::InvalidValue {
+                field: "--pool-sockets",
+                value: sockets.to_string(),
+                rule: format!("must be at most {HOSTS_MAX} with --slice").into(),
+            });
         }
-        Ok(())
+        let rule = match self.attachment().check(sockets) {
+            Ok(()) => return Ok(()),
+            Err(AttachmentRule::TooManyHosts) => format!("must be at most --pool-sockets ({sockets})"),
+            Err(AttachmentRule::Uneven) => format!(
+                "must be a multiple of --emcs-per-host ({}), and the quotient must divide --pool-sockets \
+                 ({sockets})",
+                self.emcs_per_host
+            ),
+            Err(AttachmentRule::TooManyEmcs) => {
+                format!("must be larger: pools of {sockets} sockets would have more than {EMCS_MAX} EMCs")
+            }
+        };
+        let value = self.hosts_per_emc.unwrap_or_default().to_string();
+        Err(Failure::InvalidValue { field: "--hosts-per-emc", value, rule: rule.into() })
     }
 }
 
@@ -220,7 +229,7 @@ fn parse_slice(text: &str) -> Result<SliceSize, String> {
 const SLICE_MIB_MAX: u64 = 64 << 10;
 
 /// Prices of memory.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Prices {
     /// Price of local DRAM, to add the cost of each policy
     #[arg(long, value_name = "USD", value_parser = parse_positive, requires = "cxl_usd_per_gib")]
@@ -265,9 +274,7 @@ impl Policy {
             Self::Full => PolicyKind::Predicted(Division::Full),
         }
     }
-}
 
-impl Policy {
     /// Returns whether the policy needs predictions.
     pub(super) fn predicts(self) -> bool {
         matches!(self.kind(), PolicyKind::Predicted(_))
@@ -337,20 +344,16 @@ pub(super) fn parse_warm_up(text: &str) -> Result<Ns, String> {
     if text == "0" || text == "0s" {
         return Ok(Ns::ZERO);
     }
-    duration(text).map(to_ns)
+    duration(text).map(Ns::from)
 }
 
 /// Parses the time between two samples.
 pub(super) fn parse_interval(text: &str) -> Result<Ns, String> {
-    let interval = to_ns(duration(text)?);
+    let interval = Ns::from(duration(text)?);
     if interval < PLAN_SAMPLE_INTERVAL_MIN {
         return Err(format!("must be at least {PLAN_SAMPLE_INTERVAL_MIN}"));
     }
     Ok(interval)
-}
-
-fn to_ns(duration: Duration) -> Ns {
-    Ns::from(duration)
 }
 
 /// Parses a number above 0.

@@ -13,6 +13,7 @@ use sim::plan::{
     result::DramNeed,
     slices::SliceReport,
 };
+use units::Fraction;
 
 use super::{
     Args,
@@ -27,8 +28,10 @@ pub(super) struct PolicyRun<'a> {
     pub policy: Policy,
     /// Local memory of each socket, in MiB.
     pub local_per_socket_mib: f64,
-    /// Factor by which the pools of the report are larger than those of the policy.
-    pub pool_factor: f64,
+    /// Fixed share by which the pools of the report are scaled; `None` if they are those of the policy.
+    pub scaled_by: Option<Fraction>,
+    /// Local memory of each socket in the replay that the policy does not need, in MiB.
+    pub surplus_local_mib: f64,
     pub report: &'a ReplayReport,
     /// Slowed-down VMs, if the touched memory is known.
     pub slowed: Option<SlowedVms>,
@@ -42,7 +45,8 @@ impl<'a> PolicyRun<'a> {
         Self {
             policy,
             local_per_socket_mib: 0.0,
-            pool_factor: 1.0,
+            scaled_by: None,
+            surplus_local_mib: 0.0,
             report: &result.report,
             slowed: result.slowed.first().copied(),
             slices,
@@ -250,8 +254,8 @@ impl Plan {
         (0..rows).map(mean).collect()
     }
 
-    /// Returns the results as CSV. No cell starts with a character that a spreadsheet takes for the
-    /// start of a formula, except the sign of a negative number.
+    /// Returns the results as CSV. The only text is the name of a policy, which no spreadsheet takes for a
+    /// formula.
     pub(super) fn csv(&self) -> Result<String, Failure> {
         let failed = |error: csv::Error| Failure::Output(io::Error::other(error));
         let mut writer = csv::Writer::from_writer(Vec::new());
@@ -267,7 +271,7 @@ impl Plan {
 /// Row of the CSV output.
 #[derive(Debug, Serialize)]
 struct CsvRow {
-    policy: String,
+    policy: Policy,
     pool_sockets: u32,
     dram_required: f64,
     dram_saved: f64,
@@ -284,6 +288,8 @@ struct CsvRow {
     dram_gib: f64,
     cost_usd: Option<f64>,
     slices_assigned: Option<u64>,
+    starts_with_slices: Option<u64>,
+    slices_in_use_max: Option<u32>,
     offline_gib_per_s_p50: Option<f64>,
     offline_gib_per_s_p99: Option<f64>,
     offline_gib_per_s_p9999: Option<f64>,
@@ -295,7 +301,7 @@ struct CsvRow {
 impl CsvRow {
     fn new(result: &PolicyResult) -> Self {
         Self {
-            policy: spreadsheet_text(&result.policy.to_string()),
+            policy: result.policy,
             pool_sockets: result.pool_sockets,
             dram_required: result.dram_required,
             dram_saved: result.dram_saved,
@@ -312,6 +318,8 @@ impl CsvRow {
             dram_gib: result.dram_gib,
             cost_usd: result.cost_usd,
             slices_assigned: result.slices.map(|slices| slices.slices_assigned),
+            starts_with_slices: result.slices.map(|slices| slices.starts_with_slices),
+            slices_in_use_max: result.slices.map(|slices| slices.slices_in_use_max),
             offline_gib_per_s_p50: result.slices.map(|slices| slices.offline_gib_per_s_p50),
             offline_gib_per_s_p99: result.slices.map(|slices| slices.offline_gib_per_s_p99),
             offline_gib_per_s_p9999: result.slices.map(|slices| slices.offline_gib_per_s_p9999),
@@ -320,11 +328,6 @@ impl CsvRow {
             seed: result.seed,
         }
     }
-}
-
-/// Adds an apostrophe to a text that a spreadsheet would take for a formula.
-pub(super) fn spreadsheet_text(text: &str) -> String {
-    if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{text}") } else { text.to_owned() }
 }
 
 impl PolicyResult {
@@ -336,15 +339,19 @@ impl PolicyResult {
         slices: Option<&SliceReport>,
     ) -> Self {
         let need = |pool_mib: u64| {
-            DramNeed::new(cluster, run.local_per_socket_mib, peaks.pools, run.pool_factor * pool_mib as f64)
+            let factor = run.scaled_by.map_or(1.0, Fraction::get);
+            DramNeed::new(cluster, run.local_per_socket_mib, peaks.pools, factor * pool_mib as f64)
         };
         let sparse = args.slices.sparse_pool(peaks.pool_sockets, slices);
         let pool_mib = |mib| sparse.map_or(mib, |pool| pool.mib);
         let (sampled, at_event_peak) = (need(pool_mib(peaks.sampled_mib)), need(pool_mib(peaks.event_mib)));
         let total_mib = cluster.total_mib() as f64;
         let local_fraction = run.local_per_socket_mib * f64::from(cluster.sockets) / total_mib;
-        // The free local memory of a fixed share is a part of the free memory without pools.
-        let stranded_factor = if run.pool_factor < 1.0 { local_fraction } else { 1.0 };
+        let stranded_mib = match run.scaled_by {
+            // The free local memory of a fixed share is a part of the free memory without pools.
+            Some(share) => (1.0 - share.get()) * run.report.stranded_mean_mib,
+            None => run.report.stranded_mean_mib - run.surplus_local_mib * run.report.full_sockets_mean,
+        };
         let cost = args.prices.dram_usd_per_gib.zip(args.prices.cxl_usd_per_gib);
         Self {
             policy: run.policy,
@@ -353,7 +360,7 @@ impl PolicyResult {
             dram_required: sampled.required,
             dram_saved: sampled.saved(),
             rejected: run.report.rejected(),
-            stranded_mean: stranded_factor * run.report.stranded_mean_mib / total_mib,
+            stranded_mean: stranded_mib / total_mib,
             mispredicted: run.slowed.map(SlowedVms::fraction),
             migrations: run.slowed.map(|slowed| slowed.slowed),
             buffer_slices: slices
@@ -379,18 +386,16 @@ impl PolicyResult {
 /// Results of the slices of a policy with a pool size.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct SliceResult {
-    /// Slices assigned to VMs in the whole trace.
+    /// Slices assigned to VMs after the warm-up.
     pub slices_assigned: u64,
-    /// VMs with slices that started.
+    /// VMs with slices that started after the warm-up.
     pub starts_with_slices: u64,
-    /// Starts that the ledger rejected because of its limits.
-    pub starts_rejected: u64,
     pub slices_in_use_max: u32,
     /// Offline speed that starts need without a buffer: percentiles of the starts.
     pub offline_gib_per_s_p50: f64,
     pub offline_gib_per_s_p99: f64,
     pub offline_gib_per_s_p9999: f64,
-    /// Largest number of VMs that lose memory if one EMC fails, and their memory on it.
+    /// Largest number of VMs with memory on one EMC, and largest memory in use on one EMC.
     pub lost_emc_vms_max: u32,
     pub lost_emc_gib_max: f64,
 }
@@ -401,7 +406,6 @@ impl SliceResult {
         Self {
             slices_assigned: report.assigned,
             starts_with_slices: report.starts,
-            starts_rejected: report.rejected,
             slices_in_use_max: report.in_use_max,
             offline_gib_per_s_p50: p50,
             offline_gib_per_s_p99: p99,

@@ -1,18 +1,22 @@
 //! Replays a trace with several policies and several sizes of memory in one pass. Replays run in
 //! parallel, each on one thread; their results do not depend on the number of threads.
 
-use std::{path::Path, thread};
+use std::{io, path::Path, thread};
 
 use cli_runtime::Failure;
+use prediction::operating_point::OperatorLimits;
 use sim::plan::{
     Cluster,
     customers::{Customers, VmTruth},
-    forecast::{Forecaster, Promise},
+    forecast::Forecaster,
     input::PlannedVm,
     replay::{Outcome, PlacedMemory, PlacementRule, Replay, ReplayReport, SampleTimes},
     slices::{PoolShape, SliceReplay, SliceReport, SliceVm},
 };
-use units::{Bytes, Fraction, Ns};
+use units::{
+    Bytes, Fraction, Ns,
+    limits::{SLICES_PER_EMC_MAX, SLICES_PER_VM_MAX},
+};
 
 use super::{
     options::{Division, Placement},
@@ -70,13 +74,17 @@ impl SlowedVms {
 #[derive(Clone, Debug)]
 pub(super) struct Runner<'a> {
     pub trace: &'a Path,
+    /// Cluster without pools, to which the results are relative.
     pub cluster: Cluster,
+    /// Cluster on whose empty sockets each VM of the trace must fit.
+    pub trace_limits: Cluster,
     pub pool_sizes: &'a [u32],
     pub placement: Placement,
     pub times: SampleTimes,
     /// Customers that model the touched memory and the slowdowns.
     pub customers: Option<&'a Customers>,
-    pub promise: Promise,
+    /// Slowdown beyond which VMs count as slowed down.
+    pub pdm: Fraction,
     /// Predictions for all VMs, in the order of arrival; empty if no policy needs them.
     pub forecasts: Vec<Forecast>,
     /// Fixed shares whose slowed-down VMs are counted with [`Division::Whole`].
@@ -86,7 +94,7 @@ pub(super) struct Runner<'a> {
 }
 
 /// Pool memory of a VM under both policies with predictions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Forecast {
     frigid_mib: u32,
     full_mib: u32,
@@ -139,8 +147,12 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// [`Failure::File`] if the trace cannot be read or is invalid.
-    pub(super) fn forecast(&self, customers: &Customers) -> Result<Vec<Forecast>, Failure> {
-        let start = || (Forecaster::new(customers, self.promise), Vec::new());
+    pub(super) fn forecast(
+        &self,
+        customers: &Customers,
+        limits: OperatorLimits,
+    ) -> Result<Vec<Forecast>, Failure> {
+        let start = || Ok((Forecaster::new(customers, limits), Vec::new()));
         let consume = |(forecaster, forecasts): &mut (Forecaster<'_>, Vec<Forecast>), vms: &[PlannedVm]| {
             forecasts.extend(vms.iter().map(|vm| {
                 let forecast = forecaster.arrive(vm);
@@ -152,7 +164,8 @@ impl Runner<'_> {
                 }
             }));
         };
-        stream::replay_trace(self.trace, self.cluster, false, start, consume).map(|(_, forecasts)| forecasts)
+        stream::replay_trace(self.trace, self.trace_limits, false, start, consume)
+            .map(|(_, forecasts)| forecasts)
     }
 
     /// Replays the trace once, and returns the results in the order of the specifications.
@@ -194,18 +207,25 @@ impl Runner<'_> {
             .enumerate()
             .flat_map(|(replay, (_, shapes))| shapes.iter().map(move |shape| (replay, *shape)))
             .collect();
-        for (_, shape) in &shapes {
-            SliceReplay::new(&self.cluster, *shape).map_err(|rejection| Failure::InvalidValue {
-                field: "--pool-sockets",
-                value: shape.pool_sockets.to_string(),
-                rule: format!("must be within the limits of a rack: {rejection}").into(),
-            })?;
-        }
         let replays: Vec<ReplaySpec> = specs.iter().map(|(spec, _)| *spec).collect();
         let pass = self.replay_trace(&replays, &shapes)?;
         let mut reports: Vec<Vec<SliceReport>> = vec![Vec::new(); specs.len()];
-        for running in pass.slices {
-            reports[running.replay].push(running.slices.finish());
+        for (running, (_, shape)) in pass.slices.into_iter().zip(shapes) {
+            let report = running.slices.finish();
+            if report.rejected > 0 {
+                return Err(Failure::InvalidValue {
+                    field: "--slice",
+                    value: Bytes::mib(shape.slice_mib).to_string(),
+                    rule: format!(
+                        "must be larger, or the number of EMCs must be: the ledger rejects {} starts in pools of {} \
+                         sockets, because an EMC has at most {SLICES_PER_EMC_MAX} slices, and a VM \
+                         {SLICES_PER_VM_MAX}",
+                        report.rejected, shape.pool_sockets
+                    )
+                    .into(),
+                });
+            }
+            reports[running.replay].push(report);
         }
         Ok(reports)
     }
@@ -214,10 +234,15 @@ impl Runner<'_> {
         let start = || self.start_pass(specs, shapes);
         let consume = |pass: &mut Pass, vms: &[PlannedVm]| self.consume(pass, vms);
         let needs_socket = self.placement == Placement::AsTraced;
-        stream::replay_trace(self.trace, self.cluster, needs_socket, start, consume)
+        let pass = stream::replay_trace(self.trace, self.trace_limits, needs_socket, start, consume)?;
+        if !self.forecasts.is_empty() && self.forecasts.len() != pass.vms {
+            let errno = io::Error::other("the file changed while it was read");
+            return Err(Failure::File { operation: "read", path: self.trace.to_owned(), errno });
+        }
+        Ok(pass)
     }
 
-    fn start_pass(&self, specs: &[ReplaySpec], shapes: &[(usize, PoolShape)]) -> Pass {
+    fn start_pass(&self, specs: &[ReplaySpec], shapes: &[(usize, PoolShape)]) -> Result<Pass, Failure> {
         let replay = |spec: &ReplaySpec| {
             let counters = match (self.customers, spec.division) {
                 (None, _) => 0,
@@ -231,16 +256,21 @@ impl Runner<'_> {
                 started: Vec::new(),
             }
         };
-        let slices = |(replay, shape): &(usize, PoolShape)| RunningSlices {
-            replay: *replay,
-            slices: SliceReplay::new(&self.cluster, *shape).expect("the shape was checked"),
+        let slices = |(replay, shape): &(usize, PoolShape)| {
+            let slices =
+                SliceReplay::new(&self.cluster, *shape).map_err(|rejection| Failure::InvalidValue {
+                    field: "--pool-sockets",
+                    value: shape.pool_sockets.to_string(),
+                    rule: format!("must be within the limits of a rack: {rejection}").into(),
+                })?;
+            Ok(RunningSlices { replay: *replay, slices })
         };
-        Pass {
+        Ok(Pass {
             replays: specs.iter().map(replay).collect(),
-            slices: shapes.iter().map(slices).collect(),
+            slices: shapes.iter().map(slices).collect::<Result<_, Failure>>()?,
             vms: 0,
             last_arrival: Ns::ZERO,
-        }
+        })
     }
 
     fn start_replay(&self, spec: &ReplaySpec) -> Replay {
@@ -304,7 +334,8 @@ impl Runner<'_> {
         vm: &PlannedVm,
         forecast: Option<&Forecast>,
     ) -> Option<PoolMemory> {
-        let forecast = || forecast.copied().expect("policies with predictions have forecasts");
+        // Missing if the file has grown since the predictions, which is reported at its end.
+        let forecast = || forecast.copied().unwrap_or_default();
         let (mib, is_pool_only) = match division {
             Division::Whole => return None,
             Division::Share(share) => (share.of(Bytes::mib(vm.mib)).get() >> 20, false),
@@ -324,7 +355,7 @@ impl Runner<'_> {
         memory: Option<PoolMemory>,
         truth: &VmTruth,
     ) {
-        let pdm = self.promise.pdm;
+        let pdm = self.pdm;
         match memory {
             Some(PoolMemory { mib, is_pool_only: true }) => {
                 running.slowed[0].add(truth.touches_pool(mib) && truth.is_slowed_on_pool(pdm));

@@ -29,13 +29,13 @@ pub(super) fn has_stable_owners(path: &Path) -> Result<bool, Failure> {
 /// creates the state of a replay.
 ///
 /// # Errors
-/// [`Failure::File`] if the trace cannot be read, a value is invalid, the trace has no column
+/// The errors of `start`, and [`Failure::File`] if the trace cannot be read, a value is invalid, the trace has no column
 /// `socket` although `needs_socket` is set, or a pipe is not in the order of arrival.
 pub(super) fn replay_trace<T: Send>(
     path: &Path,
     cluster: Cluster,
     needs_socket: bool,
-    start: impl Fn() -> T,
+    start: impl Fn() -> Result<T, Failure>,
     consume: impl Fn(&mut T, &[PlannedVm]) + Sync,
 ) -> Result<T, Failure> {
     let progress = Progress::new();
@@ -47,10 +47,11 @@ pub(super) fn replay_trace<T: Send>(
         }
         Ok(stream)
     };
+    let state = start()?;
     let streamed = open::table_through(
         path,
         |file| progress.wrap(file),
-        |input| match replay_stream(open_stream(input)?, start(), &consume, &progress) {
+        |input| match replay_stream(open_stream(input)?, state, &consume, &progress) {
             Err(ReadError::Input(PlanInputError::OutOfOrder { .. })) if is_regular_file => Ok(None),
             result => result.map(Some),
         },
@@ -63,7 +64,7 @@ pub(super) fn replay_trace<T: Send>(
         |file| progress.wrap(file),
         |input| input::sort_all(open_stream(input)?).map_err(ReadError::Input),
     )?;
-    let mut state = start();
+    let mut state = start()?;
     vms.chunks(PLAN_CHUNK_VMS).for_each(|chunk| consume(&mut state, chunk));
     Ok(state)
 }

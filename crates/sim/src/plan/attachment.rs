@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
-/// Attachment of the hosts of a pool to its EMCs: all hosts to all EMCs, or, in a *sparse* pool, each host to
-/// some of them.
+use units::limits::EMCS_MAX;
+
+/// Attachment of the hosts of a pool to its EMCs: all hosts to all EMCs, or, in a *sparse* pool, each
+/// host to some of them.
 ///
-/// A sparse pool of `k` hosts has `m = k * emcs_per_host / hosts_per_emc` EMCs. Host `i` is attached to the EMCs
-/// `(i + d) mod m` for each of `emcs_per_host` distances `d`, so that all EMCs have the same number of
-/// hosts. The distances are chosen one after the other, so that their differences are as different as possible: then
-/// two hosts have few EMCs in common, and more pairs of hosts have one.
+/// A sparse pool of `k` hosts has `m = k * emcs_per_host / hosts_per_emc` EMCs. Host `i` is attached to
+/// the EMCs `(i + d) mod m` for each of `emcs_per_host` distances `d`, so that all EMCs have the same
+/// number of hosts. The distances are chosen one after the other, so that their differences are as
+/// different as possible: then two hosts have few EMCs in common, and more pairs of hosts have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// Number of EMCs to which each host is attached, at least 1.
@@ -17,60 +19,51 @@ pub struct Attachment {
     pub hosts_per_emc: Option<u32>,
 }
 
-/// Rule that a sparse pool violates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SparseRule {
+/// Rule that an attachment violates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachmentRule {
     /// More hosts are attached to each EMC than the pool has.
-    #[error("must be at most the number of hosts of a pool ({hosts})")]
-    TooManyHosts {
-        /// Number of hosts.
-        hosts: u32,
-    },
-    /// The hosts of a pool cannot be attached to EMCs evenly.
-    #[error(
-        "must be a multiple of the EMCs of a host ({emcs_per_host}), and the quotient must divide the hosts of a \
-         pool ({hosts})"
-    )]
-    Uneven {
-        /// Number of EMCs to which each host is attached.
-        emcs_per_host: u32,
-        /// Number of hosts.
-        hosts: u32,
-    },
+    TooManyHosts,
+    /// The hosts of the pool cannot be attached to EMCs evenly.
+    Uneven,
+    /// The pool has more EMCs than a rack can have ([`EMCS_MAX`]).
+    TooManyEmcs,
 }
 
 impl Attachment {
     /// Checks whether pools of `hosts` hosts can be attached in this way.
     ///
     /// # Errors
-    /// Returns the rule that [`hosts_per_emc`](Self::hosts_per_emc) violates.
-    pub fn check(&self, hosts: u32) -> Result<(), SparseRule> {
+    /// Returns the violated rule.
+    pub fn check(&self, hosts: u32) -> Result<(), AttachmentRule> {
         let Self { emcs_per_host, hosts_per_emc } = *self;
-        match hosts_per_emc {
-            None => Ok(()),
-            Some(attached) if attached > hosts => Err(SparseRule::TooManyHosts { hosts }),
-            Some(attached) if attached == hosts => Ok(()),
-            Some(attached)
-                if attached.is_multiple_of(emcs_per_host)
-                    && attached > 0
-                    && hosts.is_multiple_of(attached / emcs_per_host) =>
-            {
-                Ok(())
-            }
-            Some(_) => Err(SparseRule::Uneven { emcs_per_host, hosts }),
+        let Some(attached) = hosts_per_emc.filter(|attached| *attached != hosts) else { return Ok(()) };
+        if attached > hosts {
+            return Err(AttachmentRule::TooManyHosts);
         }
+        let is_even = attached > 0
+            && attached.is_multiple_of(emcs_per_host)
+            && hosts.is_multiple_of(attached / emcs_per_host);
+        if !is_even {
+            return Err(AttachmentRule::Uneven);
+        }
+        if self.emcs(hosts) as usize > EMCS_MAX { Err(AttachmentRule::TooManyEmcs) } else { Ok(()) }
     }
 
     /// Returns the number of EMCs of a pool of `hosts` hosts, which must pass the [check](Self::check).
     pub fn emcs(&self, hosts: u32) -> u32 {
-        self.hosts_per_emc.map_or(self.emcs_per_host, |attached| hosts * self.emcs_per_host / attached)
+        let attached = u64::from(self.hosts_per_emc.unwrap_or(hosts));
+        let emcs = u64::from(hosts) * u64::from(self.emcs_per_host) / attached;
+        u32::try_from(emcs).unwrap_or(u32::MAX)
     }
 
-    /// Returns the different EMCs of a host, as numbers from 0, in a pool of `hosts` hosts, which must pass the
-    /// [check](Self::check).
-    pub fn emcs_of_host(&self, host: u32, hosts: u32) -> Vec<u32> {
+    /// Returns the EMCs of each host, as different numbers from 0, in a pool of `hosts` hosts, which must pass
+    /// the [check](Self::check).
+    pub fn emcs_by_host(&self, hosts: u32) -> Vec<Vec<u32>> {
         let emcs = self.emcs(hosts);
-        distances(self.emcs_per_host, emcs).into_iter().map(|distance| (host + distance) % emcs).collect()
+        let distances = distances(self.emcs_per_host, emcs);
+        let of_host = |host| distances.iter().map(|distance| (host + distance) % emcs).collect();
+        (0..hosts).map(of_host).collect()
     }
 }
 
@@ -106,19 +99,20 @@ mod tests {
 
     #[test]
     fn all_hosts_have_all_emcs_by_default() {
-        let attachment = Attachment { emcs_per_host: 3, hosts_per_emc: None };
-        assert_eq!((attachment.check(8), attachment.emcs(8)), (Ok(()), 3));
-        for host in 0..8 {
-            let mut emcs = attachment.emcs_of_host(host, 8);
-            emcs.sort_unstable();
-            assert_eq!(emcs, [0, 1, 2]);
+        for hosts_per_emc in [None, Some(8)] {
+            let attachment = Attachment { emcs_per_host: 3, hosts_per_emc };
+            assert_eq!((attachment.check(8), attachment.emcs(8)), (Ok(()), 3));
+            for mut emcs in attachment.emcs_by_host(8) {
+                emcs.sort_unstable();
+                assert_eq!(emcs, [0, 1, 2]);
+            }
         }
     }
 
     #[test]
     fn sparse_pool_is_connected() {
-        let emcs = |host| sparse(2, 4).emcs_of_host(host, 8);
-        assert_eq!([0, 1, 2, 3, 4].map(emcs), [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1]]);
+        let emcs = sparse(2, 4).emcs_by_host(8);
+        assert_eq!(emcs, [[0, 1], [1, 2], [2, 3], [3, 0], [0, 1], [1, 2], [2, 3], [3, 0]]);
     }
 
     #[test]
@@ -128,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn uneven_pool_is_rejected() {
-        let rule = |attachment: Attachment, hosts| attachment.check(hosts).unwrap_err().to_string();
-        assert_eq!(rule(sparse(2, 16), 8), "must be at most the number of hosts of a pool (8)");
-        let uneven = "must be a multiple of the EMCs of a host (2), and the quotient must divide the hosts of a \
-                      pool (8)";
+    fn uneven_and_large_pools_are_rejected() {
+        assert_eq!(sparse(2, 16).check(8), Err(AttachmentRule::TooManyHosts));
         for hosts_per_emc in [0, 1, 3, 6] {
-            assert_eq!(rule(sparse(2, hosts_per_emc), 8), uneven);
+            assert_eq!(sparse(2, hosts_per_emc).check(8), Err(AttachmentRule::Uneven));
         }
+        assert_eq!(sparse(2, 2).check(256), Ok(()));
+        assert_eq!(sparse(2, 2).check(257), Err(AttachmentRule::TooManyEmcs));
+        assert_eq!(sparse(16, 16).check(u32::MAX), Err(AttachmentRule::TooManyEmcs));
     }
 
     proptest! {
@@ -149,8 +143,7 @@ mod tests {
             let attachment = sparse(emcs_per_host, quotient * emcs_per_host);
             prop_assume!(attachment.check(hosts).is_ok());
             let mut hosts_of_emc = vec![0; attachment.emcs(hosts) as usize];
-            for host in 0..hosts {
-                let emcs = attachment.emcs_of_host(host, hosts);
+            for emcs in attachment.emcs_by_host(hosts) {
                 prop_assert_eq!(emcs.len(), emcs_per_host as usize);
                 prop_assert_eq!(emcs.iter().collect::<BTreeSet<_>>().len(), emcs.len());
                 emcs.iter().for_each(|emc| hosts_of_emc[*emc as usize] += 1);

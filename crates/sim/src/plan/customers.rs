@@ -6,7 +6,9 @@
 //! from all VMs of this owner. A batch of VMs, or a VM without an owner, belongs to a random customer.
 //! VMs with a stable owner, such as an application, belong to a customer of their own with random
 //! usage. The model of latency sensitivity is trained on labelled runs of the same workloads, as if the
-//! operator had run the customers' programs (Pond, section 6.4.1). All draws are hashes of the seed and of a number, so that they do not depend on each other.
+//! operator had run the customers' programs (Pond, section 6.4.1). All draws are hashes of the seed and of
+//! a number, so that they do not depend on each other. The slowdown of a VM that touches its pool memory does
+//! not depend on how much it touches.
 
 use std::{
     collections::BTreeMap,

@@ -17,35 +17,20 @@ use prediction::{
 };
 use units::{Bytes, Fraction, Ns, UnixMs, limits::TRAINING_OUTCOMES_MAX};
 
-use super::{
-    customers::{Customers, VmTruth},
-    input::PlannedVm,
-    to_mib,
-};
+use super::{customers::Customers, input::PlannedVm, to_mib};
 
 /// Time of the trace between two choices of the operating point.
 pub const UPDATE_INTERVAL: Ns = Ns::secs(3600);
 /// Number of outcomes at which the first model is trained.
 const FIRST_TRAINING_OUTCOMES: usize = 500;
 
-/// Limits on slowed-down VMs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Promise {
-    /// Performance degradation margin (PDM): largest permitted slowdown.
-    pub pdm: Fraction,
-    /// Limits on the VMs that are slowed down beyond the margin.
-    pub limits: OperatorLimits,
-}
-
-/// Pool memory of a VM under a policy, and whether the prediction was wrong.
+/// Pool memory of a VM under a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolChoice {
     /// Pool memory in MiB, at most the memory of the VM.
     pub pool_mib: u64,
     /// Whether the VM is on pool memory only, except for the memory needed to boot.
     pub is_pool_only: bool,
-    /// Whether the VM is slowed down beyond the margin.
-    pub is_mispredicted: bool,
 }
 
 /// Predictions for a VM.
@@ -55,15 +40,13 @@ pub struct VmForecast {
     pub frigid: PoolChoice,
     /// Frigid memory, and the whole memory of VMs that tolerate the latency of the pool (Eq. 1).
     pub full: PoolChoice,
-    /// True behaviour of the VM.
-    pub truth: VmTruth,
 }
 
 /// Predictor that learns from the VMs of a trace.
 #[derive(Debug)]
 pub struct Forecaster<'a> {
     customers: &'a Customers,
-    promise: Promise,
+    limits: OperatorLimits,
     online: OnlinePredictor,
     /// Latest outcomes: features at the start of a VM, and the untouched fraction of its memory.
     training: VecDeque<([f64; FEATURE_COUNT], f64)>,
@@ -109,11 +92,11 @@ impl HistoryShare {
 
 impl<'a> Forecaster<'a> {
     /// Creates a predictor without outcomes.
-    pub fn new(customers: &'a Customers, promise: Promise) -> Self {
-        let point = OperatingPoint::without_pool(promise.limits);
+    pub fn new(customers: &'a Customers, limits: OperatorLimits) -> Self {
+        let point = OperatingPoint::without_pool(limits);
         Self {
             customers,
-            promise,
+            limits,
             online: OnlinePredictor::default(),
             training: VecDeque::new(),
             outcomes: 0,
@@ -126,11 +109,6 @@ impl<'a> Forecaster<'a> {
             started: rustc_hash::FxHashMap::default(),
             sequence: 0,
         }
-    }
-
-    /// Returns the current operating points of the policies `frigid` and `full`.
-    pub fn operating_points(&self) -> [&OperatingPoint; 2] {
-        [&self.frigid_point, &self.full_point]
     }
 
     /// Predicts the next VM of the trace.
@@ -148,7 +126,7 @@ impl<'a> Forecaster<'a> {
         };
         let truth = self.customers.truth(vm, sequence);
         let assessment = self.online.assess_vm(&request);
-        let forecast = self.choose(vm, sequence, &assessment, truth);
+        let forecast = self.choose(vm, sequence, &assessment);
         self.history.add(assessment.prediction.is_some(), vm.mib);
         if vm.depart > vm.arrive && vm.depart < Ns::NEVER {
             let untouched = Fraction::new(truth.untouched_mib as f64 / vm.mib as f64);
@@ -163,25 +141,20 @@ impl<'a> Forecaster<'a> {
         forecast
     }
 
-    fn choose(&self, vm: &PlannedVm, sequence: u64, assessment: &VmAssessment, truth: VmTruth) -> VmForecast {
-        let pdm = self.promise.pdm;
+    fn choose(&self, vm: &PlannedVm, sequence: u64, assessment: &VmAssessment) -> VmForecast {
         let memory = Bytes::mib(vm.mib);
         let frigid = |point: &OperatingPoint| {
             let allocation = point.frigid_allocation(memory, assessment.prediction).unwrap_or_default();
-            let pool_mib = to_mib(allocation.to_fraction().of(memory));
-            let is_mispredicted = truth.is_slowed_by_split(pool_mib, pdm);
-            PoolChoice { pool_mib, is_pool_only: false, is_mispredicted }
+            PoolChoice { pool_mib: to_mib(allocation.to_fraction().of(memory)), is_pool_only: false }
         };
         let is_pool_only = assessment.prediction.is_some()
             && self.full_point.is_pool_only(self.customers.slowdown_probability(vm, sequence));
         let full = if is_pool_only {
-            let pool_mib = to_mib(pool_only_memory(memory));
-            let is_mispredicted = pool_mib > 0 && truth.is_slowed_on_pool(pdm);
-            PoolChoice { pool_mib, is_pool_only, is_mispredicted }
+            PoolChoice { pool_mib: to_mib(pool_only_memory(memory)), is_pool_only }
         } else {
             frigid(&self.full_point)
         };
-        VmForecast { frigid: frigid(&self.frigid_point), full, truth }
+        VmForecast { frigid: frigid(&self.frigid_point), full }
     }
 
     fn end_vms_until(&mut self, time: Ns) {
@@ -213,7 +186,7 @@ impl<'a> Forecaster<'a> {
             self.next_update = self.next_update.after(Ns(UPDATE_INTERVAL.0 * skipped));
             let calibration = self.online.calibration();
             let cutoffs = self.customers.model().cutoffs();
-            let limits = self.promise.limits;
+            let limits = self.limits;
             self.frigid_point = OperatingPoint::choose(calibration, &[], Fraction::default(), limits);
             self.full_point = OperatingPoint::choose(calibration, cutoffs, self.history.fraction(), limits);
         }
@@ -245,15 +218,15 @@ mod tests {
 
     #[test]
     fn pool_memory_follows_from_earlier_vms_and_is_rarely_touched() {
-        let limits = OperatorLimits::default();
-        let promise = Promise { pdm: Fraction::new(0.05).unwrap(), limits };
         let customers = customers(false);
-        let mut forecaster = Forecaster::new(&customers, promise);
+        let mut forecaster = Forecaster::new(&customers, OperatorLimits::default());
         let forecasts: Vec<VmForecast> = (0..2500).map(|n| forecaster.arrive(&vm(n))).collect();
         let (early, late) = (&forecasts[..FIRST_TRAINING_OUTCOMES], &forecasts[2000..]);
         assert!(early.iter().all(|forecast| forecast.frigid.pool_mib == 0));
-        let touched =
-            late.iter().filter(|forecast| forecast.truth.touches_pool(forecast.frigid.pool_mib)).count();
+        let touches = |(n, forecast): (u32, &VmForecast)| {
+            customers.truth(&vm(n), u64::from(n)).touches_pool(forecast.frigid.pool_mib)
+        };
+        let touched = (2000..).zip(late).filter(|vm| touches(*vm)).count();
         let pool_mib: u64 = late.iter().map(|forecast| forecast.frigid.pool_mib).sum();
         // The VMs of both customers leave at least 25 % or 50 % of 8 GiB untouched.
         let mean_mib = pool_mib / late.len() as u64;

@@ -7,10 +7,9 @@ use units::Ns;
 use super::{Cluster, sockets::Sockets, to_mib};
 
 /// Rule for the socket of a VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementRule {
     /// The socket that fits best.
-    #[default]
     BestFit,
     /// The socket in the trace. A VM is rejected if it does not fit there, or if the trace has no
     /// socket for it.
@@ -82,6 +81,9 @@ pub struct Replay {
     /// Stranded memory at the last sample.
     stranded_mib: u64,
     stranded_mib_sum: f64,
+    /// Sockets without free cores at the last sample.
+    full_sockets: u32,
+    full_sockets_sum: f64,
     /// Memory of the running VMs, local and on pools.
     used_mib: u64,
     used_mib_sum: f64,
@@ -112,6 +114,8 @@ pub struct ReplayReport {
     /// Mean over the samples of the free local memory on sockets without free cores, in MiB: no VM can
     /// use it (Pond, section 2). 0 without samples.
     pub stranded_mean_mib: f64,
+    /// Mean over the samples of the number of sockets without free cores. 0 without samples.
+    pub full_sockets_mean: f64,
     /// Mean over the samples of the memory of all running VMs, in MiB. 0 without samples.
     pub used_mean_mib: f64,
     /// Peaks by pool size, in the order of the pool sizes.
@@ -187,6 +191,8 @@ impl Replay {
             socket_peak_mib: 0,
             stranded_mib: 0,
             stranded_mib_sum: 0.0,
+            full_sockets: 0,
+            full_sockets_sum: 0.0,
             used_mib: 0,
             used_mib_sum: 0.0,
         }
@@ -200,8 +206,9 @@ impl Replay {
         self
     }
 
-    /// Lets each VM use the free local memory of its socket first, as `packing` does. Only the rest is on
-    /// the pool: a multiple of `unit_mib`, and at most the pool memory of the VM.
+    /// Lets each VM use the free local memory of its socket first. Only the rest is on the pool: a multiple
+    /// of `unit_mib`, and at most the pool memory of the VM. Unlike in `packing`, sockets on which a VM needs no
+    /// pool memory are not preferred.
     #[must_use]
     pub fn with_local_memory_first(mut self, unit_mib: u64) -> Self {
         self.local_first_unit_mib = Some(unit_mib);
@@ -301,15 +308,17 @@ impl Replay {
             self.sample_use();
         }
         self.stranded_mib_sum += self.stranded_mib as f64 * count as f64;
+        self.full_sockets_sum += f64::from(self.full_sockets) * count as f64;
         self.used_mib_sum += self.used_mib as f64 * count as f64;
     }
 
     fn sample_use(&mut self) {
-        self.stranded_mib = 0;
+        (self.stranded_mib, self.full_sockets) = (0, 0);
         for (socket, used) in (0..).zip(&self.local_used_mib) {
             self.socket_peak_mib = self.socket_peak_mib.max(*used);
             if self.sockets.free_cores(socket) == 0 {
                 self.stranded_mib += self.local_limit_mib - used;
+                self.full_sockets += 1;
             }
         }
         for pool_use in &mut self.pools {
@@ -334,6 +343,7 @@ impl Replay {
             running_max: self.running_max,
             socket_peak_mib: self.socket_peak_mib,
             stranded_mean_mib: mean(self.stranded_mib_sum),
+            full_sockets_mean: mean(self.full_sockets_sum),
             used_mean_mib: mean(self.used_mib_sum),
             pools: self.pools.into_iter().map(|pool_use| pool_use.peaks).collect(),
         }

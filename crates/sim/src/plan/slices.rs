@@ -3,9 +3,11 @@
 //!
 //! A slice is assigned, granted and online when its VM starts. After the VM has ended, the host takes
 //! one slice after the other offline at a given speed, and the slice is scrubbed and free again.
-//! Devices and hosts answer without delay otherwise. The ledger contains more slices than the pool
-//! needs, so that no start waits; the peak of slices that are in use or draining is the size of a pool
-//! with which no start would wait (guarantee 6).
+//! Devices and hosts answer without delay otherwise. The ledger contains twice the memory of the sockets, as
+//! far as its limits permit, so that no start waits; the peak of slices that are in use or draining is the
+//! size of a pool with which no start would wait (guarantee 6).
+//!
+//! The results are those after the warm-up, as for the sizes of the pools.
 //!
 //! The *offline speed* of a start is the speed at which slices must have been taken offline, so that the
 //! start does not wait in a pool without a buffer, which is as large as the largest use of any pool
@@ -51,6 +53,8 @@ pub struct PoolShape {
     pub slices_without_buffer: u32,
     /// Speed at which a host takes slices offline, in GiB/s, more than 0.
     pub offline_gib_per_s: f64,
+    /// Time from which starts count in the result.
+    pub first: Ns,
 }
 
 /// Result of the replay of slices.
@@ -124,8 +128,10 @@ struct PoolRack {
     occupied: u32,
     /// Use of each EMC.
     emcs: BTreeMap<EmcId, EmcUse>,
-    /// Releases, oldest first.
+    /// Releases of the last hour, oldest first.
     releases: VecDeque<(Ns, u32)>,
+    /// Slices of these releases.
+    released: u32,
     started: u64,
 }
 
@@ -189,6 +195,12 @@ impl SliceReplay {
             self.report.rejected += 1;
             return;
         };
+        if vm.depart < Ns::NEVER {
+            self.running.push(Reverse((vm.depart, vm.socket, id)));
+        }
+        if vm.arrive < self.shape.first {
+            return;
+        }
         self.speeds.add(speed * self.shape.slice_mib as f64 / 1024.0);
         self.report.starts += 1;
         self.report.assigned += u64::from(vm.slices);
@@ -198,9 +210,6 @@ impl SliceReplay {
             self.report.vms_per_emc_max = self.report.vms_per_emc_max.max(emc.vms);
             self.report.in_use_per_emc_max = self.report.in_use_per_emc_max.max(emc.in_use);
             self.report.occupied_per_emc_max = self.report.occupied_per_emc_max.max(emc.occupied);
-        }
-        if vm.depart < Ns::NEVER {
-            self.running.push(Reverse((vm.depart, vm.socket, id)));
         }
     }
 
@@ -246,10 +255,8 @@ fn rack_spec(shape: &PoolShape, slices_per_emc: u32) -> RackSpec {
     let name = |text: String| Name::new(&text).expect("letters and digits are a name");
     let emcs = 0..shape.attachment.emcs(shape.pool_sockets);
     let emcs: Vec<Name> = emcs.map(|emc| name(format!("emc{emc}"))).collect();
-    let attached = |host| {
-        let emcs_of_host = shape.attachment.emcs_of_host(host, shape.pool_sockets);
-        emcs_of_host.into_iter().map(|emc| emcs[emc as usize].clone()).collect()
-    };
+    let attached = shape.attachment.emcs_by_host(shape.pool_sockets);
+    let names = |numbers: &Vec<u32>| numbers.iter().map(|emc| emcs[*emc as usize].clone()).collect();
     let emc = |emc: &Name| EmcSpec {
         name: emc.clone(),
         slices: slices_per_emc,
@@ -257,13 +264,13 @@ fn rack_spec(shape: &PoolShape, slices_per_emc: u32) -> RackSpec {
         path: format!("/{emc}"),
         serial: None,
     };
-    let host = |host: u32| HostSpec {
+    let host = |(host, attached): (usize, &Vec<u32>)| HostSpec {
         name: name(format!("socket{host}")),
         cores: u32::try_from(RESERVATIONS_PER_HOST_MAX).expect("the limit fits"),
         local: Bytes::ZERO,
-        emcs: attached(host),
+        emcs: names(attached),
     };
-    RackSpec { emcs: emcs.iter().map(emc).collect(), hosts: (0..shape.pool_sockets).map(host).collect() }
+    RackSpec { emcs: emcs.iter().map(emc).collect(), hosts: attached.iter().enumerate().map(host).collect() }
 }
 
 fn when(now: Ns) -> When {
@@ -278,7 +285,16 @@ impl PoolRack {
         let hosts: Vec<_> = ledger.hosts().map(|(id, entry)| (id, entry.host.name.clone())).collect();
         hosts.iter().for_each(|(id, _)| ledger.set_host_live(*id, true));
         let emcs = ledger.emcs().map(|(id, _)| (id, EmcUse::default())).collect();
-        Ok(Self { ledger, hosts, in_use: 0, occupied: 0, emcs, releases: VecDeque::new(), started: 0 })
+        Ok(Self {
+            ledger,
+            hosts,
+            in_use: 0,
+            occupied: 0,
+            emcs,
+            releases: VecDeque::new(),
+            released: 0,
+            started: 0,
+        })
     }
 
     /// Reserves slices for a VM and brings them online. Returns `None` if the ledger rejects the request.
@@ -355,8 +371,12 @@ impl PoolRack {
         let count = u32::try_from(slices.len()).expect("a VM has few slices");
         self.in_use -= count;
         self.releases.push_back((now, count));
-        while self.releases.front().is_some_and(|(at, _)| now.since(*at) > RELEASES_RETAINED) {
+        self.released += count;
+        while let Some((at, oldest)) = self.releases.front().copied()
+            && now.since(at) > RELEASES_RETAINED
+        {
             self.releases.pop_front();
+            self.released -= oldest;
         }
         slices
     }
@@ -393,7 +413,8 @@ impl PoolRack {
         let (mut released, mut speed) = (0.0_f64, 0.0_f64);
         for (at, count) in self.releases.iter().rev() {
             let age_s = (now.since(*at).0 as f64 / 1e9).max(AGE_MIN_S);
-            if now.since(*at) > RELEASES_RETAINED {
+            // Older releases cannot increase the speed.
+            if now.since(*at) > RELEASES_RETAINED || f64::from(self.released) - unused <= speed * age_s {
                 break;
             }
             released += f64::from(*count);
@@ -459,6 +480,7 @@ mod tests {
         slice_mib: 1024,
         slices_without_buffer: 6,
         offline_gib_per_s: 0.5,
+        first: Ns::ZERO,
     };
 
     fn vm(arrive: u64, depart: u64, socket: u32, slices: u32) -> SliceVm {
@@ -489,6 +511,14 @@ mod tests {
         let [median, p99, p9999] = report.offline_gib_per_s;
         assert_eq!(median, 0.0);
         assert!((p99 / 1.5 - 1.0).abs() < 0.01 && p99 == p9999, "{p99} {p9999}");
+    }
+
+    #[test]
+    fn starts_of_the_warm_up_do_not_count() {
+        let vms = [vm(0, 10, 0, 6), vm(13, 90, 2, 2), vm(14, 90, 2, 1)];
+        let report = replay(PoolShape { first: Ns::secs(14), ..SHAPE }, &vms);
+        // Of the 6 slices released at 10 s, one is offline after 2 s, and one after 4 s.
+        assert_eq!((report.starts, report.in_use_max, report.occupied_max), (1, 3, 7));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! The sockets are grouped by their number of free cores. Each group is ordered by free memory and
 //! number, and has a known largest free memory. A search reads one number per group, and then
-//! searches the group that fits. Its time grows with the cores of a socket and with the logarithm of
-//! the number of sockets.
+//! searches the group that fits. Without a condition of the caller, its time grows with the cores of a
+//! socket and with the logarithm of the number of sockets; with one, also with the number of sockets that
+//! the caller does not accept.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +22,11 @@ pub struct Sockets {
 
 /// Free cores and memory of one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreeResources {
+struct FreeResources {
     /// Number of free cores.
-    pub cores: u32,
+    cores: u32,
     /// Free memory in MiB.
-    pub mib: u64,
+    mib: u64,
 }
 
 impl Sockets {
