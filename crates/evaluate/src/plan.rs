@@ -139,6 +139,7 @@ Formats of TRACE, detected by the first line; times are in seconds since the sta
   Azure V1 and V2 (vmtable.csv), with or without a header:
     vmid, subscriptionid, deploymentid, vmcreated, vmdeleted, maxcpu, avgcpu, p95maxcpu, vmcategory, vmcorecount, vmmemory (GB);
     V2 has buckets: >24 cores counts as 30, >64 GB as 70
+  Huawei East-1: vmid, cpu, memory (GB), time, type (0: creation, 1: deletion), a row for each event
   Alibaba pods (openb_pod_list): name, cpu_milli (rounded up to cores), memory_mib, creation_time, deletion_time
 A trace in the order of arrival is read as a stream, and memory grows with the VMs that run at the same time and with the number of
 different owners; other traces are sorted in memory (about 90 bytes per VM).";

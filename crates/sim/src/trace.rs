@@ -1,7 +1,7 @@
 //! Reader of VM traces: converts CSV rows into [`Arrival`]s and ordered [`Event`]s. Callers open
 //! and decompress the input, and place the VMs.
 //!
-//! Three layouts are supported:
+//! Four layouts are supported:
 //!
 //! - With a header, columns are matched by name: `vm_id`, `arrive_s`, `depart_s`, `cores`, `mem_gb`,
 //!   and optionally an owner (`owner`, `app_name` or `batch_id`), `socket` and `touched_gb`. Other
@@ -9,6 +9,8 @@
 //! - Azure's public VM table, V1 or V2, has eleven columns, usually without a header.
 //! - Alibaba's table of pods has the columns `name`, `cpu_milli`, `memory_mib`, `creation_time` and
 //!   `deletion_time`.
+//! - Huawei's table of events has the columns `vmid`, `cpu`, `memory`, `time` and `type`, with a row for each
+//!   creation and each deletion. It is read as a whole before the first VM is returned.
 //!
 //! Times are in seconds since the start of the trace. Memory sizes in GB are read as GiB and rounded
 //! to whole MiB.
@@ -18,9 +20,11 @@ use std::io::{self, BufRead};
 use csv::ByteRecord;
 use units::{Bytes, Ns, limits::TRACE_ROWS_MAX};
 
+mod events;
 mod field;
 mod layout;
 
+use events::JoinedRows;
 use layout::{FirstRow, TraceColumns};
 pub use layout::{Layout, TraceColumn, TraceRow};
 
@@ -98,7 +102,7 @@ pub enum TraceError {
     #[error(
         "line 1: {first:?}: must be a header with vm_id, arrive_s, depart_s, cores and mem_gb, \
          a row of Azure's VM table (11 columns), or a header with name, creation_time, deletion_time, \
-         cpu_milli and memory_mib"
+         cpu_milli and memory_mib, or with vmid, cpu, memory, time and type"
     )]
     UnknownLayout {
         /// Text of the first row, truncated.
@@ -141,6 +145,8 @@ pub struct TraceRows<R> {
     columns: TraceColumns,
     /// Whether `record` contains a row that was not returned yet.
     has_row: bool,
+    /// Remaining rows of a table of events.
+    joined: Option<JoinedRows>,
 }
 
 impl<R: BufRead> TraceRows<R> {
@@ -155,7 +161,13 @@ impl<R: BufRead> TraceRows<R> {
             return Err(TraceError::Empty);
         }
         let (layout, columns, first) = layout::detect_layout(&record)?;
-        Ok(Self { rows, record, layout, columns, has_row: first == FirstRow::Vm })
+        let joined = match layout::event_columns(&record) {
+            Some(events) if layout == Layout::HuaweiEvents => {
+                Some(events::join(&mut rows, events, record.len())?)
+            }
+            _ => None,
+        };
+        Ok(Self { rows, record, layout, columns, has_row: first == FirstRow::Vm, joined })
     }
 
     /// Returns the detected layout.
@@ -179,6 +191,13 @@ impl<R: BufRead> TraceRows<R> {
     /// # Errors
     /// Returns [`TraceError::Read`] if the input cannot be read.
     pub fn next_row(&mut self) -> Result<Option<Result<TraceRow<'_>, MalformedRow>>, TraceError> {
+        if let Some(joined) = &mut self.joined {
+            match joined.pop_front() {
+                None => return Ok(None),
+                Some(Err(malformed)) => return Ok(Some(Err(malformed))),
+                Some(Ok(row)) => (self.record, self.has_row) = (row, true),
+            }
+        }
         if !std::mem::take(&mut self.has_row) && !read_row(&mut self.rows, &mut self.record)? {
             return Ok(None);
         }

@@ -20,6 +20,21 @@ pub enum Layout {
     /// Alibaba's table of pods (`openb_pod_list`), with a header. Sizes are in thousandths of a core
     /// and in MiB.
     AlibabaPods,
+    /// Huawei's table of events (Huawei-East-1), with a header: a row for each creation and each deletion of a VM.
+    HuaweiEvents,
+}
+
+/// Columns of Huawei's table of events.
+pub(super) const EVENT_COLUMNS: [&str; 5] = ["vmid", "cpu", "memory", "time", "type"];
+
+/// Columns of the rows to which [events](super::events) are joined.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum JoinedColumn {
+    Id,
+    Arrive,
+    Depart,
+    Cores,
+    Memory,
 }
 
 /// Number of columns in Azure's VM table.
@@ -92,8 +107,11 @@ pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns,
     if let Some(columns) = TraceColumns::from_pods_header(first) {
         return Ok((Layout::AlibabaPods, columns, FirstRow::Header));
     }
-    let headers = AZURE_SIZE_COLUMNS.into_iter();
-    if let Some(columns) = headers.filter_map(|sizes| TraceColumns::from_azure_header(first, sizes)).next() {
+    if event_columns(first).is_some() {
+        return Ok((Layout::HuaweiEvents, TraceColumns::for_joined_events(), FirstRow::Header));
+    }
+    let mut headers = AZURE_SIZE_COLUMNS.into_iter();
+    if let Some(columns) = headers.find_map(|sizes| TraceColumns::from_azure_header(first, sizes)) {
         return Ok((Layout::AzureVmTable, columns, FirstRow::Header));
     }
     let azure = TraceColumns::for_azure_table();
@@ -105,6 +123,15 @@ pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns,
     }
     let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
     Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_ROW_CHARS_MAX).collect() })
+}
+
+/// Returns the indexes of [`EVENT_COLUMNS`] in a header, if it has all.
+pub(super) fn event_columns(header: &ByteRecord) -> Option<[usize; EVENT_COLUMNS.len()]> {
+    let mut indexes = [0; EVENT_COLUMNS.len()];
+    for (index, name) in indexes.iter_mut().zip(EVENT_COLUMNS) {
+        *index = find(header, name)?.index;
+    }
+    Some(indexes)
 }
 
 fn find(header: &ByteRecord, name: &'static str) -> Option<Column> {
@@ -143,6 +170,23 @@ impl TraceColumns {
             cores_unit: CoresUnit::Millicores,
             memory_unit: MemoryUnit::Mib,
         })
+    }
+
+    fn for_joined_events() -> Self {
+        let column = |at: JoinedColumn, name| Column { name, index: at as usize };
+        Self {
+            count: JoinedColumn::Memory as usize + 1,
+            id: column(JoinedColumn::Id, "vmid"),
+            arrive: column(JoinedColumn::Arrive, "time"),
+            depart: column(JoinedColumn::Depart, "time"),
+            cores: column(JoinedColumn::Cores, "cpu"),
+            memory: column(JoinedColumn::Memory, "memory"),
+            owner: None,
+            socket: None,
+            touched: None,
+            cores_unit: CoresUnit::Cores,
+            memory_unit: MemoryUnit::Gb,
+        }
     }
 
     fn from_azure_header(header: &ByteRecord, [cores, memory]: [&'static str; 2]) -> Option<Self> {

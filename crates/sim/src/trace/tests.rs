@@ -74,6 +74,29 @@ fn table_of_pods_has_millicores_and_mib() {
 }
 
 #[test]
+fn creations_and_deletions_are_joined() {
+    let header = "vmid,cpu,memory,time,type\n";
+    let rows = "7,1,2,0,0\n8,4,8,5,0\n7,1,2,60,1\n9,2,1,60,0\n9,2,1,60,1\n";
+    let joined = "7@0-60:1/2GiB 8@5-:4/8GiB 9@60-60:2/1GiB";
+    assert_eq!(summarize_trace(&format!("{header}{rows}")), joined);
+    let trace = trace(&format!("{header}{rows}")).unwrap();
+    assert_eq!((trace.layout, trace.arrivals[2].line), (Layout::HuaweiEvents, 5));
+    let cases = [
+        ("7,1,2,0,2\n", "line 2: type = \"2\": must be 0 (creation) or 1 (deletion)"),
+        ("7,1,2,0,0\n7,1,2,1,0\n", "line 3: vmid = \"7\": must not be the ID of a VM that was not deleted"),
+        ("7,1,2,0,1\n", "line 2: vmid = \"7\": must be the ID of a VM that was created and not deleted"),
+        ("7,1,2,0\n", "line 2: row = \"4 columns\": must have as many columns as the first row"),
+        ("7,1,2,9,0\n7,1,2,8,1\n", "line 2: time = \"8\": must not be before the arrival"),
+        ("7,0,2,9,0\n", "line 2: cpu = \"0\": must be a whole number of cores from 1 to 4096"),
+    ];
+    for (rows, expected) in cases {
+        assert_eq!(error_of(&format!("{header}{rows}")), expected);
+    }
+    let lenient = read(format!("{header}x,1,2,0,7\n7,1,2,0,0\n").as_bytes(), Strictness::Lenient).unwrap();
+    assert_eq!((lenient.skipped, lenient.arrivals.len()), (1, 1));
+}
+
+#[test]
 fn optional_columns_are_read_if_present() {
     let header = "vm_id,arrive_s,depart_s,cores,mem_gb,owner,socket,touched_gb\n";
     let text = format!("{header}a,0,1,1,4,c1,7,2.5\nb,0,1,1,4,,0,\n");
