@@ -151,13 +151,13 @@ different owners; other traces are sorted in memory (about 90 bytes per VM).";
 /// be read or is invalid, or if a figure cannot be written.
 pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
     args.figure.as_deref().map_or(Ok(()), figure::create_folder)?;
-    let plan = compute(args)?;
+    let plan = compute(args, create_customers)?;
     args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))?;
     plan.print(format)
 }
 
-/// Checks the options, and computes the results.
-fn compute(args: &Args) -> Result<Plan, Failure> {
+/// Checks the options, and computes the results with the customers of each seed.
+fn compute(args: &Args, customers: CreateCustomers) -> Result<Plan, Failure> {
     let cluster = args.size.cluster()?;
     let pool_sizes = pool_sizes(&args.pool_sockets, &cluster, &args.slices)?;
     options::check_count("--policy", args.policy.len(), PLAN_POLICIES_MAX)?;
@@ -252,8 +252,11 @@ fn usage(args: &Args) -> Result<Option<Vec<VmSample>>, Failure> {
     Ok(Some(usage))
 }
 
-/// Creates the customers from the usage tables.
-fn customers(
+/// Creates the customers of a seed from usage tables. The flag is set if owners in the trace are customers or
+/// applications.
+type CreateCustomers = fn(&Args, &[VmSample], bool, u64) -> Result<Customers, Failure>;
+
+fn create_customers(
     args: &Args,
     usage: &[VmSample],
     has_stable_owners: bool,

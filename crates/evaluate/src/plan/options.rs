@@ -7,7 +7,10 @@ use cli_runtime::{Failure, options::duration};
 use prediction::operating_point::OperatorLimits;
 use serde::{Serialize, Serializer};
 use sim::plan::{
-    Cluster, attachment::Attachment, customers::Customers, forecast::Promise, slices::SliceReport,
+    Cluster,
+    attachment::{Attachment, AttachmentRule},
+    customers::Customers,
+    slices::SliceReport,
 };
 use units::{
     Bytes, Fraction, Ns,

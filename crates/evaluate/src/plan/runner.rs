@@ -13,10 +13,7 @@ use sim::plan::{
     replay::{Outcome, PlacedMemory, PlacementRule, Replay, ReplayReport, SampleTimes},
     slices::{PoolShape, SliceReplay, SliceReport, SliceVm},
 };
-use units::{
-    Bytes, Fraction, Ns,
-    limits::{SLICES_PER_EMC_MAX, SLICES_PER_VM_MAX},
-};
+use units::{Bytes, Fraction, Ns, limits::SLICES_PER_EMC_MAX};
 
 use super::{
     options::{Division, Placement},
@@ -217,9 +214,8 @@ impl Runner<'_> {
                     field: "--slice",
                     value: Bytes::mib(shape.slice_mib).to_string(),
                     rule: format!(
-                        "must be larger, or the number of EMCs must be: the ledger rejects {} starts in pools of {} \
-                         sockets, because an EMC has at most {SLICES_PER_EMC_MAX} slices, and a VM \
-                         {SLICES_PER_VM_MAX}",
+                        "must be larger, or pools must have more EMCs: the ledger rejects {} starts in pools of {} \
+                         sockets, because an EMC has at most {SLICES_PER_EMC_MAX} slices",
                         report.rejected, shape.pool_sockets
                     )
                     .into(),
