@@ -3,10 +3,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH, SOFT_INSERT_EVICTIONS_MIN};
@@ -17,6 +14,7 @@ use crate::{
     heap::{Block, PAGE_BYTES, Pool, PoolStats},
     index::KeyHash,
     structure::{EntryPriority, Priority, State as _, Structure, Usage},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// Cache of byte strings in soft memory. Keys and values may have different lengths. The key and the value of an

@@ -3,10 +3,7 @@
 use std::{
     borrow::Borrow,
     hash::{BuildHasher, Hash, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
@@ -18,6 +15,7 @@ use crate::{
     index::KeyHash,
     keyed::Keyed,
     structure::{EntryPriority, Priority, Usage},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// Cache in soft memory. Entries of a lower [`EntryPriority`] are evicted first, and the least recently

@@ -3,11 +3,7 @@
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-    thread,
+    sync::{Arc, PoisonError, TryLockError},
 };
 
 use units::limits::{
@@ -20,6 +16,11 @@ use crate::{
     heap::{Pool, Revocable},
     lock_mark::{CallbackMark, LockMark},
     panics::count_panics,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        thread,
+    },
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures

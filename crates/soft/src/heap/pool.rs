@@ -4,10 +4,7 @@ use std::{
     cell::Cell,
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, Weak},
 };
 
 use units::limits::{
@@ -23,6 +20,10 @@ use crate::{
     error::{PoolError, SoftError},
     lock_mark::{CallbackMark, LockMark},
     panics::count_panics,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
