@@ -166,7 +166,7 @@ impl SoftByteCache {
                 result => return result,
             }
         }
-        let result = self.structure.insert((), |entries, ()| insert(entries, entry));
+        let result = self.structure.insert_before_eviction((), |entries, ()| insert(entries, entry));
         match result.map_err(SoftError::from) {
             Err(error) => self.insert_by_eviction(entry, error),
             replaced => {

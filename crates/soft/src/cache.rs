@@ -165,7 +165,11 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
             return self.insert_by_eviction(hash, priority, entry);
         }
-        match self.keyed.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
+        match self
+            .keyed
+            .structure
+            .insert_before_eviction(entry, |entries, entry| insert(entries, hash, priority, entry))
+        {
             Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
                 self.insert_by_eviction(hash, priority, entry)
             }
