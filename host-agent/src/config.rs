@@ -174,24 +174,30 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         early_eviction: early_eviction.as_ref().and_then(Option::as_ref),
     };
     let is_compatible = sections.check(&top);
+    let sockets = (agent.as_ref().map(Agent::socket_path), soft_memory.as_ref().and_then(Option::as_ref));
+    let is_same = |socket: &PathBuf| sockets.1.is_some_and(|soft| soft.socket.as_ref() == Some(socket));
+    let rule = "must be another path than agent.socket";
+    let sockets_differ = top.check(!sockets.0.as_ref().is_some_and(is_same), "soft_memory.socket", rule);
     top.reject_unknown_keys();
-    is_compatible?;
+    is_compatible.and(sockets_differ)?;
+    let agent = agent?;
+    let socket = agent.socket_path();
     let Agent {
         host,
         manager,
         runtime_dir,
         token_file,
-        socket,
         allowed_uids,
         metrics_listen,
         sample_interval,
         pool_latency_ratio,
-    } = agent?;
+        ..
+    } = agent;
     Some(Config {
         host,
         manager: manager.unwrap_or_else(|| MANAGER_URI_DEFAULT.to_owned()),
         token_file,
-        socket: socket.unwrap_or_else(|| runtime_dir.join(SOCKET_NAME)),
+        socket,
         allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
         metrics_listen,
         sample_interval: sample_interval.unwrap_or(Some(QOS_SAMPLE_INTERVAL_DEFAULT)),
@@ -267,6 +273,13 @@ struct Agent {
     metrics_listen: Option<SocketAddr>,
     sample_interval: Option<Option<Ns>>,
     pool_latency_ratio: Option<f64>,
+}
+
+impl Agent {
+    /// Returns the socket at which VMMs attach to memory.
+    fn socket_path(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| self.runtime_dir.join(SOCKET_NAME))
+    }
 }
 
 fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {

@@ -30,6 +30,11 @@ impl<R: Clone> HostReports<R> {
         self.lock().get(host).cloned()
     }
 
+    /// Deletes the report of a host, which may report less from now on.
+    pub fn remove(&self, host: &Name) {
+        self.lock().remove(host);
+    }
+
     /// Deletes the reports of other hosts than these.
     pub fn retain_hosts(&self, hosts: &BTreeSet<Name>) {
         self.lock().retain(|host, _| hosts.contains(host));

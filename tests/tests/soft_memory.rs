@@ -187,7 +187,7 @@ fn invalid_messages_end_the_connection_and_nothing_else() {
     assert_eq!(receive_raw(&raw), Some(DaemonMessage::Refused(Refusal::Version)));
     let raw = connect_raw(&daemon);
     send_raw(&raw, &HELLO.encode());
-    assert_eq!(receive_raw(&raw), Some(DaemonMessage::Welcome { budget: 0 }));
+    assert!(matches!(receive_raw(&raw), Some(DaemonMessage::Welcome { budget: 0, .. })));
     send_raw(&raw, &ClientMessage::Answered { demand: 7, held: 0 }.encode());
     assert_eq!((receive_raw(&raw), receive_raw(&raw)), (refused, None));
     assert_eq!(client.push(500), 500);
@@ -201,7 +201,7 @@ fn client_that_claims_much_and_returns_nothing_gets_no_more_than_others() {
     send_raw(&raw, &ClientMessage::Hello { version: VERSION, budget: u64::MAX }.encode());
     let welcome = receive_raw(&raw);
     // The memory of this process bounds the claim, too.
-    assert!(matches!(welcome, Some(DaemonMessage::Welcome { budget: ..=2048 })), "{welcome:?}");
+    assert!(matches!(welcome, Some(DaemonMessage::Welcome { budget: ..=2048, .. })), "{welcome:?}");
     send_raw(&raw, &ClientMessage::Returned { pages: u64::MAX, held: u64::MAX }.encode());
     send_raw(&raw, &ClientMessage::Request { pages: u64::MAX, held: u64::MAX }.encode());
     assert_eq!(receive_raw(&raw), Some(DaemonMessage::Granted { pages: 0 }));

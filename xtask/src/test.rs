@@ -1,6 +1,6 @@
 //! `cargo xtask test`: builds all programs and tests, runs all tests, and prints a summary.
 
-use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
+use std::{collections::BTreeSet, fmt, fs, path::Path, process::Command, time::Instant};
 
 use crate::{
     artifacts,
@@ -57,15 +57,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let _ = fs::remove_file(&skipped); // the file may exist from a previous run
     tests.env(SKIPPED_ENV, &skipped);
     let mut tally = TestTally::default();
-    let result = run_step_with_output("run tests", &mut tests, |line| {
-        println!("{line}");
-        tally.add_line(line);
-    });
+    let mut run = |title: &str, command: &mut Command| {
+        run_step_with_output(title, command, |line| {
+            println!("{line}");
+            tally.add_line(line);
+        })
+    };
+    let result = run("run tests", &mut tests);
+    let models = run("run models of concurrent use", &mut models());
     for part in fs::read_to_string(&skipped).unwrap_or_default().lines().collect::<BTreeSet<_>>() {
         println!("skipped: {part}");
     }
     println!("\n{tally} in {:.0} s", start.elapsed().as_secs_f64());
-    result.and_then(|()| tally.check())
+    result.and(models).and_then(|()| tally.check())
+}
+
+/// Returns the command that runs the models of soft memory with Shuttle instead of threads of the system. They have
+/// their own folder, because the option of the compiler applies to all crates.
+fn models() -> Command {
+    let folder = root().join("target/shuttle");
+    let mut models = cargo(&["test", "--package", "soft", "--test", "model", "--target-dir"]);
+    models.arg(folder).env("RUSTFLAGS", "--cfg shuttle");
+    models
 }
 
 /// Sum of the results of all test programs, parsed from their output.

@@ -183,7 +183,7 @@ int soft_pool_get_stats(soft_pool_t *pool, struct soft_pool_stats *stats);
 
 /*
  * Adds pages to the budget of a pool. Do not add pages to a connected pool: the daemon does not know them, and the memory
- * of the host may not suffice for them.
+ * of the host may not suffice for them. Fails with SOFT_ERROR_TOO_LARGE if the budget would exceed 2^24 pages.
  */
 int soft_grant(soft_pool_t *pool, size_t pages);
 

@@ -8,6 +8,8 @@ use std::{
     ptr::{null_mut, without_provenance_mut},
 };
 
+use units::limits::SOFT_POOL_PAGES_MAX;
+
 use crate::{
     callback::{Callback, CallbackFunction},
     error::{self, Error},
@@ -125,7 +127,11 @@ unsafe extern "C" fn soft_pool_get_stats(pool: PoolId, stats: *mut PoolStats) ->
 #[unsafe(no_mangle)]
 extern "C" fn soft_grant(pool: PoolId, pages: usize) -> c_int {
     status(run(|| {
-        registry::pool(pool.addr())?.grant(pages);
+        let pool = registry::pool(pool.addr())?;
+        if pool.stats().budget.saturating_add(pages) > SOFT_POOL_PAGES_MAX {
+            return Err(Error::TooLarge);
+        }
+        pool.grant(pages);
         Ok(())
     }))
 }

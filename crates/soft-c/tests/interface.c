@@ -190,6 +190,8 @@ static void test_exhaustion(void)
     CHECK(soft_malloc(context, 1024) != 0);
     CHECK(soft_revoke(pool, 3) == 3 && soft_grant(pool, 7) == SOFT_OK);
     CHECK(pool_stats(pool).budget_pages == 8 && pool_stats(pool).held_pages == 1);
+    CHECK(soft_grant(pool, SIZE_MAX) == SOFT_ERROR_TOO_LARGE && soft_grant(pool, (1 << 24) - 7) == SOFT_ERROR_TOO_LARGE);
+    CHECK(pool_stats(pool).budget_pages == 8);
     destroy(context, pool);
 }
 

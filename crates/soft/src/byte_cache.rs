@@ -3,10 +3,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH, SOFT_INSERT_EVICTIONS_MIN};
@@ -17,6 +14,7 @@ use crate::{
     heap::{Block, PAGE_BYTES, Pool, PoolStats},
     index::KeyHash,
     structure::{EntryPriority, Priority, State as _, Structure, Usage},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// Cache of byte strings in soft memory. Keys and values may have different lengths. The key and the value of an
@@ -168,7 +166,7 @@ impl SoftByteCache {
                 result => return result,
             }
         }
-        let result = self.structure.insert((), |entries, ()| insert(entries, entry));
+        let result = self.structure.insert_before_eviction((), |entries, ()| insert(entries, entry));
         match result.map_err(SoftError::from) {
             Err(error) => self.insert_by_eviction(entry, error),
             replaced => {

@@ -3,10 +3,7 @@
 use std::{
     borrow::Borrow,
     hash::{BuildHasher, Hash, RandomState},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
 };
 
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
@@ -18,6 +15,7 @@ use crate::{
     index::KeyHash,
     keyed::Keyed,
     structure::{EntryPriority, Priority, Usage},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// Cache in soft memory. Entries of a lower [`EntryPriority`] are evicted first, and the least recently
@@ -167,7 +165,11 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
             return self.insert_by_eviction(hash, priority, entry);
         }
-        match self.keyed.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
+        match self
+            .keyed
+            .structure
+            .insert_before_eviction(entry, |entries, entry| insert(entries, hash, priority, entry))
+        {
             Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
                 self.insert_by_eviction(hash, priority, entry)
             }

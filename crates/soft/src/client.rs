@@ -89,8 +89,13 @@ impl Requests {
     pub fn request(&self, pages: usize) -> Option<u64> {
         let held = self.0.own_pool()?.stats().held;
         let mut state = self.0.state();
-        let is_awaited = !state.is_overdue && state.request(pages, self.0.budget_max, held);
+        let is_awaited = !state.is_overdue && state.request(pages, held);
         is_awaited.then_some(state.answers + 1)
+    }
+
+    /// Returns the largest budget in pages: the smaller of those of the program and of the daemon.
+    pub fn maximum(&self) -> usize {
+        self.0.maximum()
     }
 
     /// Returns the state of the connection.
@@ -123,8 +128,6 @@ type OnAnswer = Box<dyn Fn(u64) + Send + Sync>;
 /// Connection to the daemon, as source of budget.
 struct Link {
     path: PathBuf,
-    /// Largest budget in pages.
-    budget_max: u64,
     /// Process that connected.
     process: u32,
     pool: OnceLock<Weak<Pool>>,
@@ -149,7 +152,7 @@ impl BudgetSource for Link {
         let Some(pool) = self.own_pool().filter(|_| self.on_answer.is_none()) else { return 0 };
         let held = pool.stats().held;
         let mut state = self.state();
-        if !state.request(pages, self.budget_max, held) || state.is_overdue {
+        if !state.request(pages, held) || state.is_overdue {
             return 0;
         }
         let answers = state.answers;
@@ -163,7 +166,11 @@ impl BudgetSource for Link {
     fn request_ahead(&self, pages: usize) {
         let Some(pool) = self.own_pool() else { return };
         let held = pool.stats().held;
-        self.state().request(pages, self.budget_max, held);
+        self.state().request(pages, held);
+    }
+
+    fn maximum(&self) -> usize {
+        to_usize(self.state().maximum())
     }
 
     fn give_back(&self, pages: usize) {
@@ -229,10 +236,9 @@ impl Link {
     ) -> Result<(Arc<Pool>, Arc<Self>), ConnectError> {
         let link = Arc::new(Self {
             path: path.to_owned(),
-            budget_max: budget_max as u64,
             process: std::process::id(),
             pool: OnceLock::new(),
-            state: Mutex::default(),
+            state: Mutex::new(State::new(budget_max as u64)),
             changed: Condvar::new(),
             on_answer,
             thread: Mutex::default(),
@@ -255,12 +261,14 @@ impl Link {
     /// Connects, with further attempts after a transient error.
     fn open_with_retries(&self) -> Result<Arc<OwnedFd>, ConnectError> {
         let started = Instant::now();
+        let mut pause = SOFT_CONNECT_RETRY_INTERVAL.as_duration();
         loop {
             match self.open() {
                 Err(error)
                     if error.is_transient() && Ns::from(started.elapsed()) < SOFT_CONNECT_RETRY_TIME =>
                 {
-                    thread::sleep(SOFT_CONNECT_RETRY_INTERVAL.as_duration());
+                    thread::sleep(pause);
+                    pause *= 2;
                 }
                 result => return result,
             }
@@ -311,8 +319,9 @@ impl Link {
             Err(error) => Err(error),
         };
         match answer {
-            Ok(DaemonMessage::Welcome { budget: kept }) => {
+            Ok(DaemonMessage::Welcome { budget: kept, maximum }) => {
                 let mut state = self.state();
+                state.daemon_max = maximum;
                 state.connection = Connection::Connected;
                 state.owe(budget.saturating_sub(kept));
                 drop(state);

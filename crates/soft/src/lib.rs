@@ -100,6 +100,7 @@ pub mod protocol;
 #[cfg(all(test, not(miri)))]
 mod resident;
 mod structure;
+mod sync;
 mod vec;
 
 pub use blocks::SoftBlocks;

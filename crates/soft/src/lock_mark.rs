@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 
+use crate::sync::thread_local;
+
 thread_local! {
     /// Whether this thread holds the lock of a structure.
     static HOLDS_LOCK: Cell<bool> = const { Cell::new(false) };
@@ -16,20 +18,20 @@ pub(crate) struct CallbackMark(());
 impl CallbackMark {
     /// Marks the thread until the result is dropped.
     pub(crate) fn set() -> Self {
-        CALLBACKS.set(CALLBACKS.get() + 1);
+        CALLBACKS.with(|callbacks| callbacks.set(callbacks.get() + 1));
         Self(())
     }
 
     /// Returns whether the thread runs a callback. It may run because a source of budget revokes pages, so that a
     /// request to a source would wait for itself.
     pub(crate) fn is_set() -> bool {
-        CALLBACKS.get() > 0
+        CALLBACKS.with(Cell::get) > 0
     }
 }
 
 impl Drop for CallbackMark {
     fn drop(&mut self) {
-        CALLBACKS.set(CALLBACKS.get() - 1);
+        CALLBACKS.with(|callbacks| callbacks.set(callbacks.get() - 1));
     }
 }
 
@@ -44,7 +46,7 @@ impl LockMark {
     #[inline]
     pub(crate) fn set() -> Self {
         Self::assert_unset();
-        HOLDS_LOCK.set(true);
+        HOLDS_LOCK.with(|holds| holds.set(true));
         Self(())
     }
 
@@ -54,12 +56,15 @@ impl LockMark {
     /// Panics if the thread is marked.
     #[inline]
     pub(crate) fn assert_unset() {
-        assert!(!HOLDS_LOCK.get(), "a soft structure must not be accessed inside an access closure");
+        assert!(
+            !HOLDS_LOCK.with(Cell::get),
+            "a soft structure must not be accessed inside an access closure"
+        );
     }
 }
 
 impl Drop for LockMark {
     fn drop(&mut self) {
-        HOLDS_LOCK.set(false);
+        HOLDS_LOCK.with(|holds| holds.set(false));
     }
 }

@@ -8,7 +8,7 @@
 //! budget than the daemon has recorded, whichever side ends at any time.
 
 /// Version of the protocol.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Length of each message.
 pub const MESSAGE_BYTES: usize = 24;
 
@@ -60,6 +60,8 @@ pub enum DaemonMessage {
     Welcome {
         /// Part of the stated budget that the client keeps. It must give the rest up.
         budget: u64,
+        /// Largest budget of the client in pages. Requests beyond it are denied.
+        maximum: u64,
     },
     /// The daemon closes the connection.
     Refused(Refusal),
@@ -160,7 +162,7 @@ impl DaemonMessage {
     /// Encodes the message.
     pub fn encode(self) -> Datagram {
         encode(match self {
-            Self::Welcome { budget } => [101, budget, 0],
+            Self::Welcome { budget, maximum } => [101, budget, maximum],
             Self::Refused(refusal) => [102, refusal.code(), 0],
             Self::Granted { pages } => [103, pages, 0],
             Self::Demand { demand, pages } => [104, demand, pages],
@@ -175,7 +177,7 @@ impl DaemonMessage {
         let fields = decode(bytes)?;
         let unknown = DecodeError::Unknown(fields);
         match fields {
-            [101, budget, 0] => Ok(Self::Welcome { budget }),
+            [101, budget, maximum] => Ok(Self::Welcome { budget, maximum }),
             [102, code, 0] => Refusal::from_code(code).map(Self::Refused).ok_or(unknown),
             [103, pages, 0] => Ok(Self::Granted { pages }),
             [104, demand, pages] => Ok(Self::Demand { demand, pages }),

@@ -3,11 +3,7 @@
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
-    thread,
+    sync::{Arc, PoisonError, TryLockError},
 };
 
 use units::limits::{
@@ -20,6 +16,11 @@ use crate::{
     heap::{Pool, Revocable},
     lock_mark::{CallbackMark, LockMark},
     panics::count_panics,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        thread,
+    },
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures
@@ -419,6 +420,25 @@ impl<S: State> Structure<S> {
     #[inline]
     pub(crate) fn insert<T, R>(
         &self,
+        value: T,
+        insert: impl FnMut(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
+        self.insert_with_request(|pages| self.pool.request(pages), value, insert)
+    }
+
+    /// Does the same for a caller that evicts values of this structure if it fails.
+    pub(crate) fn insert_before_eviction<T, R>(
+        &self,
+        value: T,
+        insert: impl FnMut(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
+        self.insert_with_request(|pages| self.pool.request_before_eviction(pages), value, insert)
+    }
+
+    #[inline]
+    fn insert_with_request<T, R>(
+        &self,
+        request: impl Fn(usize) -> bool,
         mut value: T,
         mut insert: impl FnMut(&mut S, T) -> Result<R, InsertError<T>>,
     ) -> Result<R, InsertError<T>> {
@@ -428,7 +448,7 @@ impl<S: State> Structure<S> {
                 Err(rejected) => rejected,
             };
             match rejected.reason {
-                SoftError::OutOfBudget { pages } if self.pool.request(pages) => value = rejected.value,
+                SoftError::OutOfBudget { pages } if request(pages) => value = rejected.value,
                 _ => return Err(rejected),
             }
         }

@@ -87,10 +87,12 @@ impl Drop for StopAtDrop<'_> {
 fn dropped_pool_leaves_no_thread_and_the_next_one_connects_at_once() {
     // As a daemon that notices the end of a connection late, it refuses each second one.
     let serve = |listener: &OwnedFd| {
-        let mut answers =
-            [DaemonMessage::Welcome { budget: 0 }, DaemonMessage::Refused(Refusal::AlreadyConnected)]
-                .into_iter()
-                .cycle();
+        let mut answers = [
+            DaemonMessage::Welcome { budget: 0, maximum: 1 << 20 },
+            DaemonMessage::Refused(Refusal::AlreadyConnected),
+        ]
+        .into_iter()
+        .cycle();
         while let Some((socket, hello)) = accept_hello(listener) {
             assert!(matches!(hello, ClientMessage::Hello { budget: 0, .. }));
             reply(&socket, answers.next().unwrap());
@@ -116,7 +118,7 @@ fn dropped_pool_leaves_no_thread_and_the_next_one_connects_at_once() {
 fn pool_that_is_refused_after_a_restart_gives_its_budget_up() {
     let serve = |listener: &OwnedFd| {
         let (socket, _) = accept_hello(listener).unwrap();
-        reply(&socket, DaemonMessage::Welcome { budget: 0 });
+        reply(&socket, DaemonMessage::Welcome { budget: 0, maximum: 1 << 20 });
         loop {
             if let ClientMessage::Request { .. } = receive(&socket).unwrap() {
                 reply(&socket, DaemonMessage::Granted { pages: 256 });

@@ -11,7 +11,7 @@ use soft::{
     protocol::{MESSAGE_BYTES, VERSION},
 };
 use tokio::runtime::Runtime;
-use units::Name;
+use units::{Name, limits::SOFT_CLIENT_PAGES_MAX};
 
 use super::*;
 
@@ -74,12 +74,15 @@ impl Client {
     }
 }
 
+/// Answer to a client without budget.
+const WELCOME: DaemonMessage = DaemonMessage::Welcome { budget: 0, maximum: SOFT_CLIENT_PAGES_MAX };
+
 #[test]
 fn invalid_message_ends_the_connection_with_the_reason() {
     let served = Served::start();
     for invalid in [&[1; 5][..], &[255; MESSAGE_BYTES], &[0; 100]] {
         let client = served.connect();
-        assert_eq!(client.receive(), Some(DaemonMessage::Welcome { budget: 0 }));
+        assert_eq!(client.receive(), Some(WELCOME));
         client.send(invalid);
         assert_eq!(client.receive(), Some(DaemonMessage::Refused(Refusal::InvalidMessage)));
         assert_eq!(client.receive(), None);
@@ -90,10 +93,10 @@ fn invalid_message_ends_the_connection_with_the_reason() {
 fn process_can_connect_immediately_after_the_end_of_its_connection() {
     let served = Served::start();
     for _ in 0..500 {
-        assert_eq!(served.connect().receive(), Some(DaemonMessage::Welcome { budget: 0 }));
+        assert_eq!(served.connect().receive(), Some(WELCOME));
     }
     let first = served.connect();
-    assert_eq!(first.receive(), Some(DaemonMessage::Welcome { budget: 0 }));
+    assert_eq!(first.receive(), Some(WELCOME));
     let second = served.connect();
     assert_eq!(second.receive(), Some(DaemonMessage::Refused(Refusal::AlreadyConnected)));
 }

@@ -103,6 +103,7 @@ impl Agent {
             self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error_status)?;
         if is_accepted {
             self.0.forecasts.reset_memory_peaks(host.id); // must precede messages of this session that end a VM
+            self.0.shares.soft_memory.remove(&host.name); // its configuration may not contain soft memory any more
         } else {
             self.0.identity.log_rejected_agent(extensions, &host.name);
         }

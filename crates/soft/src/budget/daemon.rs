@@ -160,7 +160,7 @@ impl Daemon {
         self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
         self.ledger.report_footprint(pid, footprint).expect("the client is connected");
         self.clients.insert(pid, Client::new(user, kept));
-        self.send(pid, DaemonMessage::Welcome { budget: kept });
+        self.send(pid, DaemonMessage::Welcome { budget: kept, maximum: self.settings.client_pages_max });
         Ok(())
     }
 
@@ -253,11 +253,12 @@ impl Daemon {
         self.clients.values_mut().for_each(|client| client.granted_since_measurement = 0);
     }
 
-    /// Records the measured memory of a client. Pages that were granted since the measurement began are added.
+    /// Records the measured memory of a client. Pages that were granted since the measurement began are added, as far
+    /// as the client still has them.
     pub fn report_footprint(&mut self, pid: Pid, pages: u64) {
         // The client may have ended since the measurement.
         let Some(client) = self.clients.get_mut(&pid) else { return };
-        let granted = client.granted_since_measurement;
+        let granted = client.granted_since_measurement.min(self.ledger.budget(pid));
         self.ledger.report_footprint(pid, pages.saturating_add(granted)).expect("the client is connected");
         client.measured_used = self.ledger.used_by(pid).saturating_sub(granted);
         self.is_measured = true;

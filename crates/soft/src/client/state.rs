@@ -29,6 +29,10 @@ pub(super) struct State {
     /// Budget that the daemon has recorded after it has received all messages. The budget of the pool is never
     /// larger: it is increased later and reduced earlier.
     pub(super) recorded: u64,
+    /// Largest budget that the program requests.
+    budget_max: u64,
+    /// Largest budget that the daemon provides.
+    pub(super) daemon_max: u64,
     /// Whether a request was not answered yet.
     pub(super) is_requested: bool,
     /// Whether the request was not answered in time. No thread waits for it any more.
@@ -51,6 +55,16 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Creates the state without a connection.
+    pub(super) fn new(budget_max: u64) -> Self {
+        Self { budget_max, ..Self::default() }
+    }
+
+    /// Returns the largest budget.
+    pub(super) fn maximum(&self) -> u64 {
+        self.budget_max.min(self.daemon_max)
+    }
+
     /// Returns whether a request of at most this size was denied recently.
     fn was_denied_recently(&self, pages: u64) -> bool {
         let is_recent = |at: Instant| Ns::from(at.elapsed()) < SOFT_DENIAL_INTERVAL;
@@ -80,8 +94,8 @@ impl State {
 
     /// Requests pages up to the largest budget, unless as many or fewer were denied recently. Returns whether there is
     /// a request, which may be an earlier one.
-    pub(super) fn request(&mut self, pages: usize, budget_max: u64, held: usize) -> bool {
-        let pages = budget_max.saturating_sub(self.recorded).min(pages as u64);
+    pub(super) fn request(&mut self, pages: usize, held: usize) -> bool {
+        let pages = self.maximum().saturating_sub(self.recorded).min(pages as u64);
         if !self.is_requested && self.debt == 0 && pages > 0 && !self.was_denied_recently(pages) {
             self.requested = pages;
             self.is_requested = self.send(ClientMessage::Request { pages, held: held as u64 });

@@ -8,7 +8,7 @@ use std::{
     fmt,
     ops::Deref,
     ptr::NonNull,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 use units::limits::SOFT_PINS_MAX;
@@ -19,7 +19,10 @@ use super::{
     pool::Pool,
     slots::{Block, Compact as _, Records, RecordsMut},
 };
-use crate::error::{HandleError, SoftError};
+use crate::{
+    error::{HandleError, SoftError},
+    sync::Mutex,
+};
 
 /// Record of a value.
 #[derive(Debug)]

@@ -4,10 +4,7 @@ use std::{
     cell::Cell,
     collections::BTreeMap,
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, Weak},
 };
 
 use units::limits::{
@@ -23,6 +20,10 @@ use crate::{
     error::{PoolError, SoftError},
     lock_mark::{CallbackMark, LockMark},
     panics::count_panics,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
@@ -46,6 +47,10 @@ pub trait BudgetSource: Send + Sync {
     /// `pages` more pages in the background and add them with [`Pool::grant`]. Must not block. Called once
     /// between two grants.
     fn request_ahead(&self, _pages: usize) {}
+    /// Returns the largest budget that the source can provide, in pages. Insertions that need more make no request.
+    fn maximum(&self) -> usize {
+        usize::MAX
+    }
     /// Returns pages that the pool does not use.
     fn give_back(&self, pages: usize);
     /// Waits until the threads of the source have ended, if nothing but the source uses the pool.
@@ -369,13 +374,24 @@ impl Pool {
     }
 
     /// Frees unused pages of structures, and requests budget from the source, until `pages` pages of the
-    /// budget are unused. Returns whether they are. The caller holds no lock of a structure.
+    /// budget are unused. Returns whether they are. Makes no request if the largest budget does not suffice: other
+    /// processes would lose memory for nothing. The caller holds no lock of a structure.
     pub(crate) fn request(&self, pages: usize) -> bool {
+        self.request_beside(self.stats().held, pages)
+    }
+
+    /// Does the same for a caller that evicts own values if the budget does not suffice: all held pages can become
+    /// unused.
+    pub(crate) fn request_before_eviction(&self, pages: usize) -> bool {
+        self.request_beside(0, pages)
+    }
+
+    fn request_beside(&self, held: usize, pages: usize) -> bool {
         for structure in &self.structures().0 {
             // An access closure of another thread may wait for a lock that the caller holds.
             structure.try_free_unused(pages.saturating_sub(self.unused()));
         }
-        if CallbackMark::is_set() {
+        if CallbackMark::is_set() || held.saturating_add(pages) > self.source.maximum() {
             return self.unused() >= pages;
         }
         let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);

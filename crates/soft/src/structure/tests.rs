@@ -497,6 +497,48 @@ impl BudgetSource for Limited {
     }
 }
 
+/// Source that can provide eight pages in all.
+#[derive(Default)]
+struct Capped(AtomicUsize);
+
+impl BudgetSource for Capped {
+    fn request(&self, pages: usize) -> usize {
+        let granted = pages.min(8 - self.0.load(Ordering::Relaxed));
+        self.0.fetch_add(granted, Ordering::Relaxed);
+        granted
+    }
+
+    fn maximum(&self) -> usize {
+        8
+    }
+
+    fn give_back(&self, _: usize) {}
+}
+
+#[test]
+fn no_budget_is_requested_for_a_value_that_cannot_fit() {
+    let pool = Pool::with_source(0, 1024, Arc::new(Capped::default())).unwrap();
+    let blocks = SoftBlocks::new(&pool, Priority(0)).unwrap();
+    assert!(matches!(blocks.allocate(9 * 4096), Err(SoftError::OutOfBudget { .. })));
+    assert_eq!(pool.stats(), PoolStats { budget: 0, held: 0 });
+    blocks.allocate(10_000).unwrap();
+    let before = pool.stats();
+    assert!(blocks.allocate(6 * 4096).is_err());
+    assert_eq!(pool.stats(), before);
+}
+
+#[test]
+fn cache_requests_its_largest_budget_before_it_evicts() {
+    let pool = Pool::with_source(0, 1024, Arc::new(Capped::default())).unwrap();
+    pool.grant(3);
+    let cache = SoftByteCache::new(&pool, Priority(0)).unwrap();
+    cache.insert(b"old", &[&[1; 2 * 4096]]).unwrap();
+    cache.insert(b"new", &[&[2; 6 * 4096]]).unwrap();
+    assert_eq!((cache.len(), cache.get(b"new", <[u8]>::len)), (1, Some(6 * 4096)));
+    assert!(cache.insert(b"huge", &[&[3; 20 * 4096]]).is_err());
+    assert_eq!(cache.len(), 1, "no value is evicted for one that cannot fit");
+}
+
 #[test]
 fn budget_grows_by_requests_and_returns_to_the_source() {
     let (pages, requests) = (Arc::new(Mutex::new(300)), Arc::new(AtomicUsize::new(0)));

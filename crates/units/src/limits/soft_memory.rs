@@ -70,7 +70,7 @@ pub const SOFT_RECONNECT_INTERVAL: Ns = Ns::ms(500);
 /// Time in which a process tries to connect again if the daemon of soft memory still has its earlier connection, or has
 /// too many unaccepted connections.
 pub const SOFT_CONNECT_RETRY_TIME: Ns = Ns::secs(2);
-/// Interval between two of these attempts.
+/// Interval between the first two of these attempts. It doubles with each attempt.
 pub const SOFT_CONNECT_RETRY_INTERVAL: Ns = Ns::ms(10);
 /// Maximum time for which the drop of a connected pool waits for the end of its thread.
 pub const SOFT_CLIENT_END_TIMEOUT: Ns = Ns::secs(1);

@@ -8,9 +8,6 @@ use crate::{
     session::Session,
 };
 
-/// Reason in the log for values that are evicted at once.
-const UNSTORED: &str = "evicted at once: the soft memory daemon provides no budget for it";
-
 /// Execution of a command for one client.
 #[derive(Debug)]
 pub struct Call<'a> {
@@ -56,7 +53,7 @@ impl Call<'_> {
                     Some(answer) => Err(CommandError::BudgetRequested(answer)),
                     None => {
                         store.evict_new_value(key);
-                        self.server.log.log(&"value", &UNSTORED);
+                        memory.log_unstored();
                         Ok(())
                     }
                 }

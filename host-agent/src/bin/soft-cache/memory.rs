@@ -27,7 +27,7 @@ use crate::{answer::Answer, error::CommandError};
 #[derive(Debug)]
 pub struct Memory {
     pool: Arc<Pool>,
-    /// Largest budget in pages: the address space suffices for it.
+    /// Largest budget in pages that the address space permits.
     maximum: usize,
     /// Daemon that determines the budget.
     daemon: Option<Daemon>,
@@ -85,9 +85,10 @@ impl Memory {
         &self.pool
     }
 
-    /// Returns the value of `maxmemory` in pages: the budget or, with the daemon, the largest budget.
+    /// Returns the value of `maxmemory` in pages: the budget or, with the daemon, the largest budget, which the daemon
+    /// can limit further.
     pub fn maxmemory(&self) -> usize {
-        if self.has_daemon() { self.maximum } else { self.stats().budget }
+        self.daemon.as_ref().map_or_else(|| self.stats().budget, |daemon| daemon.requests.maximum())
     }
 
     /// Returns whether the daemon determines the budget.
@@ -124,12 +125,22 @@ impl Memory {
         }
     }
 
-    /// Returns whether this number of pages is within the largest budget.
-    pub fn can_provide(&self, pages: usize) -> bool {
-        pages <= self.maximum
+    /// Logs that a new value was evicted at once.
+    pub fn log_unstored(&self) {
+        if let Some(suppressed) = self.daemon.as_ref().and_then(|daemon| daemon.log_limit.count_line()) {
+            tracing::warn!(
+                suppressed,
+                "evicted a new value at once: the soft memory daemon provides no budget"
+            );
+        }
     }
 
-    /// Requests budget for a command that lacks `pages` pages, and has waited for `waits` answers already. Returns the
+    /// Returns whether this number of pages is within the largest budget.
+    pub fn can_provide(&self, pages: usize) -> bool {
+        pages <= self.maxmemory()
+    }
+
+    /// Requests budget for a command that needs `pages` unused pages, and has waited for `waits` answers already. Returns the
     /// answer for which the command must wait, or `None` if it must evict values instead. If the daemon has denied
     /// requests, only one of [`SOFT_CACHE_REQUEST_INTERVAL`] commands requests budget.
     pub fn request_budget(&self, pages: usize, waits: u32) -> Option<Answer> {
@@ -145,12 +156,14 @@ impl Memory {
     /// Does the same for a command for which no eviction suffices: each such command requests budget.
     pub fn request_necessary_budget(&self, pages: usize, waits: u32) -> Option<Answer> {
         let Daemon { requests, .. } = self.daemon.as_ref()?;
-        if waits >= SOFT_CACHE_BUDGET_WAITS_MAX {
+        if waits >= SOFT_CACHE_BUDGET_WAITS_MAX || !self.can_provide(pages) {
             return None;
         }
+        let PoolStats { budget, held } = self.stats();
+        let missing = pages.saturating_sub(budget.saturating_sub(held)).max(1);
         // A larger request amortizes its cost over many values, but may be denied.
-        let wanted = pages.max(SOFT_REQUEST_PAGES_MIN << waits);
-        requests.request(wanted).or_else(|| requests.request(pages)).map(Answer)
+        let wanted = missing.max(SOFT_REQUEST_PAGES_MIN << waits);
+        requests.request(wanted).or_else(|| requests.request(missing)).map(Answer)
     }
 
     /// Records that an insertion succeeded after a request.

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use units::limits::SOFT_CLIENT_PAGES_MAX;
 
 use super::*;
 
@@ -54,6 +55,10 @@ fn answer(daemon: &mut Daemon, pid: u32, demand: u64, pages: u64, held: u64, now
 }
 
 /// The timeline of the paper's figure 2, in pages of 4 KiB: 10 MiB and 12 MiB of 20 MiB.
+fn welcome(budget: u64) -> DaemonMessage {
+    DaemonMessage::Welcome { budget, maximum: SOFT_CLIENT_PAGES_MAX }
+}
+
 #[test]
 fn pages_move_from_the_cache_to_the_requester() {
     let mut daemon = daemon(5120, &[(10, 2560, 440), (11, 0, 0)]);
@@ -74,7 +79,6 @@ fn clients_of_an_earlier_daemon_keep_their_budgets_before_pages_are_granted() {
     daemon.receive(Pid(1), request(50), Ns::ms(1)).unwrap();
     daemon.connect(Pid(2), USER, hello(70), 80).unwrap();
     daemon.connect(Pid(3), USER, hello(70), 80).unwrap();
-    let welcome = |budget| DaemonMessage::Welcome { budget };
     assert_eq!(outgoing(&mut daemon), [(1, welcome(0)), (2, welcome(70)), (3, welcome(30))]);
     daemon.tick(Ns::ms(1999));
     assert_eq!(outgoing(&mut daemon), []);
@@ -171,11 +175,27 @@ fn invalid_messages_are_refused() {
 }
 
 #[test]
+fn pages_that_were_granted_and_given_back_do_not_count_as_memory_in_use() {
+    let mut daemon = daemon(100, &[(1, 40, 50)]);
+    daemon.begin_measurement();
+    for round in 1..=20 {
+        let now = START.after(Ns::secs(round));
+        daemon.receive(Pid(1), request(30), now).unwrap();
+        daemon.receive(Pid(1), ClientMessage::Returned { pages: 30, held: 40 }, now).unwrap();
+    }
+    daemon.receive(Pid(1), request(5), START.after(Ns::secs(30))).unwrap();
+    daemon.report_footprint(Pid(1), 50);
+    // Of the 605 granted pages, the client has 45 at most.
+    let footprints: Vec<u64> = daemon.ledger().clients().map(|sample| sample.footprint).collect();
+    assert_eq!(footprints, [95]);
+}
+
+#[test]
 fn budget_of_a_client_is_limited() {
     let settings = Settings { client_pages_max: 30, ..Settings::default() };
     let mut daemon = Daemon::new(settings, 100, Ns::ZERO);
     daemon.connect(Pid(1), USER, hello(40), 100).unwrap();
-    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 30 })]);
+    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 30, maximum: 30 })]);
     daemon.receive(Pid(1), request(1), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, granted(0))]);
     daemon.receive(Pid(1), ClientMessage::Returned { pages: 10, held: 20 }, START).unwrap();
@@ -213,7 +233,7 @@ fn clients_keep_their_budgets_although_their_memory_is_not_available_to_a_new_da
     let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
     daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, Ns::ms(1));
     daemon.connect(Pid(1), USER, hello(90), 200).unwrap();
-    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 90 })]);
+    assert_eq!(outgoing(&mut daemon), [(1, welcome(90))]);
     daemon.receive(Pid(1), ClientMessage::Usage { held: 90 }, Ns::ms(2)).unwrap();
     daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, START);
     assert_eq!((daemon.ledger().total(), daemon.ledger().free()), (90, 0));
@@ -224,7 +244,7 @@ fn clients_keep_their_budgets_although_their_memory_is_not_available_to_a_new_da
 fn claimed_budget_is_bounded_by_the_memory_of_the_client() {
     let mut daemon = daemon(100, &[]);
     daemon.connect(Pid(1), USER, hello(u64::MAX), 7).unwrap();
-    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 7 })]);
+    assert_eq!(outgoing(&mut daemon), [(1, welcome(7))]);
 }
 
 #[test]
@@ -333,7 +353,7 @@ fn new_connection_does_not_end_the_time_of_a_client_without_demands() {
     daemon.connect(Pid(1), USER, hello(60), 560).unwrap();
     answer(&mut daemon, 2, 2, 10, 30, lost);
     daemon.receive(Pid(3), request(10), lost).unwrap();
-    let welcome = DaemonMessage::Welcome { budget: 60 };
+    let welcome = welcome(60);
     assert_eq!(outgoing(&mut daemon), [(1, welcome), (3, granted(10)), (2, demand(3, 10))]);
     answer(&mut daemon, 2, 3, 10, 20, lost);
     // The client gives everything up, and connects again.
@@ -684,7 +704,9 @@ impl World {
                 _ => 0,
             });
             let refused = client.received.iter().find_map(|message| match message {
-                DaemonMessage::Welcome { budget } => Some(client.stated.expect("a stated budget") - budget),
+                DaemonMessage::Welcome { budget, .. } => {
+                    Some(client.stated.expect("a stated budget") - budget)
+                }
                 _ => None,
             });
             // A client can give back more than it keeps, before it knows it.
@@ -723,7 +745,7 @@ impl Simulated {
     fn handle(&mut self, percent: u64) {
         match self.received.pop_front() {
             None => {}
-            Some(DaemonMessage::Welcome { budget }) => {
+            Some(DaemonMessage::Welcome { budget, .. }) => {
                 let refused = self.stated.take().expect("a stated budget") - budget;
                 self.recorded = self.recorded.saturating_sub(refused);
                 self.budget = self.budget.min(self.recorded);
