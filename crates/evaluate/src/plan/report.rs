@@ -19,7 +19,7 @@ use super::{
     Args,
     options::{BaselineKind, Policy},
     runner::{ReplayResult, Runner, SlowedVms},
-    spread::PolicySpread,
+    spread::{PolicySpread, Spread},
 };
 
 /// Replay of a policy.
@@ -191,7 +191,18 @@ impl Plan {
         self.results.extend(other.results);
         self.models.seeds.extend(other.models.seeds);
         let of_row = |row: usize| self.results.iter().skip(row).step_by(rows).collect::<Vec<_>>();
-        self.spread = (0..rows).map(|row| PolicySpread::new(&of_row(row))).collect();
+        let spread = |row: usize| {
+            let (result, of_seeds) = (&self.results[row], of_row(row));
+            let saved: Vec<f64> = of_seeds.iter().map(|result| result.dram_saved).collect();
+            let mispredicted: Option<Vec<f64>> = of_seeds.iter().map(|result| result.mispredicted).collect();
+            PolicySpread {
+                policy: result.policy,
+                pool_sockets: result.pool_sockets,
+                dram_saved: Spread::new(&saved),
+                mispredicted: mispredicted.map(|fractions| Spread::new(&fractions)),
+            }
+        };
+        self.spread = (0..rows).map(spread).collect();
         self
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use cli_runtime::table::{Column, Row, col};
 use serde::Serialize;
 
-use super::{options::Policy, report::PolicyResult};
+use super::options::Policy;
 
 /// Spread of a value over the seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -17,7 +17,7 @@ pub(super) struct Spread {
 
 impl Spread {
     /// Returns the spread of some values, at least one.
-    fn new(values: &[f64]) -> Self {
+    pub(super) fn new(values: &[f64]) -> Self {
         Self {
             mean: values.iter().sum::<f64>() / values.len() as f64,
             min: values.iter().copied().fold(f64::INFINITY, f64::min),
@@ -33,20 +33,6 @@ pub(super) struct PolicySpread {
     pub pool_sockets: u32,
     pub dram_saved: Spread,
     pub mispredicted: Option<Spread>,
-}
-
-impl PolicySpread {
-    /// Computes the spread of the results of all seeds, at least one.
-    pub(super) fn new(results: &[&PolicyResult]) -> Self {
-        let saved: Vec<f64> = results.iter().map(|result| result.dram_saved).collect();
-        let mispredicted: Option<Vec<f64>> = results.iter().map(|result| result.mispredicted).collect();
-        Self {
-            policy: results[0].policy,
-            pool_sockets: results[0].pool_sockets,
-            dram_saved: Spread::new(&saved),
-            mispredicted: mispredicted.map(|shares| Spread::new(&shares)),
-        }
-    }
 }
 
 impl Row for PolicySpread {
