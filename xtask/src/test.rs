@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn models() -> Command {
     let folder = root().join("target/shuttle");
     let mut models = cargo(&["test", "--package", "soft", "--test", "model", "--target-dir"]);
-    models.arg(folder).env("RUSTFLAGS", "--cfg shuttle");
+    models.arg(folder).env("RUSTFLAGS", "--cfg=shuttle");
     models
 }
 
