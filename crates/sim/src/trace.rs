@@ -20,11 +20,11 @@ use std::io::{self, BufRead};
 use csv::ByteRecord;
 use units::{Bytes, Ns, limits::TRACE_ROWS_MAX};
 
-mod events;
+mod event_rows;
 mod field;
 mod layout;
 
-use events::JoinedRows;
+use event_rows::JoinedRows;
 use layout::{FirstRow, TraceColumns};
 pub use layout::{Layout, TraceColumn, TraceRow};
 
@@ -163,7 +163,7 @@ impl<R: BufRead> TraceRows<R> {
         let (layout, columns, first) = layout::detect_layout(&record)?;
         let joined = match layout::event_columns(&record) {
             Some(events) if layout == Layout::HuaweiEvents => {
-                Some(events::join(&mut rows, events, record.len())?)
+                Some(event_rows::join(&mut rows, events, record.len())?)
             }
             _ => None,
         };

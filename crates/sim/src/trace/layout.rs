@@ -27,7 +27,7 @@ pub enum Layout {
 /// Columns of Huawei's table of events.
 pub(super) const EVENT_COLUMNS: [&str; 5] = ["vmid", "cpu", "memory", "time", "type"];
 
-/// Columns of the rows to which [events](super::events) are joined.
+/// Columns of the rows to which [events](super::event_rows) are joined.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JoinedColumn {
     Id,
