@@ -377,21 +377,22 @@ impl Pool {
     /// budget are unused. Returns whether they are. Makes no request if the largest budget does not suffice: other
     /// processes would lose memory for nothing. The caller holds no lock of a structure.
     pub(crate) fn request(&self, pages: usize) -> bool {
-        self.request_beside(self.stats().held, pages)
+        self.request_beside(|| self.stats().held, pages)
     }
 
     /// Does the same for a caller that evicts own values if the budget does not suffice: all held pages can become
     /// unused.
     pub(crate) fn request_before_eviction(&self, pages: usize) -> bool {
-        self.request_beside(0, pages)
+        self.request_beside(|| 0, pages)
     }
 
-    fn request_beside(&self, held: usize, pages: usize) -> bool {
+    /// Makes a request unless the largest budget is too small for the pages that remain held, and for `pages` others.
+    fn request_beside(&self, held: impl FnOnce() -> usize, pages: usize) -> bool {
         for structure in &self.structures().0 {
             // An access closure of another thread may wait for a lock that the caller holds.
             structure.try_free_unused(pages.saturating_sub(self.unused()));
         }
-        if CallbackMark::is_set() || held.saturating_add(pages) > self.source.maximum() {
+        if CallbackMark::is_set() || held().saturating_add(pages) > self.source.maximum() {
             return self.unused() >= pages;
         }
         let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);

@@ -528,9 +528,24 @@ fn no_budget_is_requested_for_a_value_that_cannot_fit() {
 }
 
 #[test]
+fn pages_that_can_be_freed_do_not_prevent_a_request() {
+    let pool = Pool::with_source(4, 1024, Arc::new(Capped(AtomicUsize::new(4)))).unwrap();
+    let unused = SoftBlocks::new(&pool, Priority(0)).unwrap();
+    let handles: Vec<_> = (0..16).map(|_| unused.allocate(1000).unwrap()).collect();
+    handles.into_iter().for_each(|handle| unused.free(handle).unwrap());
+    let held = pool.stats().held;
+    let blocks = SoftBlocks::new(&pool, Priority(0)).unwrap();
+    blocks.allocate(7 * 4096).unwrap();
+    assert!(
+        held > 0 && pool.stats().budget == 8,
+        "{held} pages were held without blocks: {:?}",
+        pool.stats()
+    );
+}
+
+#[test]
 fn cache_requests_its_largest_budget_before_it_evicts() {
-    let pool = Pool::with_source(0, 1024, Arc::new(Capped::default())).unwrap();
-    pool.grant(3);
+    let pool = Pool::with_source(3, 1024, Arc::new(Capped(AtomicUsize::new(3)))).unwrap();
     let cache = SoftByteCache::new(&pool, Priority(0)).unwrap();
     cache.insert(b"old", &[&[1; 2 * 4096]]).unwrap();
     cache.insert(b"new", &[&[2; 6 * 4096]]).unwrap();
