@@ -63,7 +63,7 @@ pub(super) enum BaselineKind {
     /// --gib-per-core
     #[default]
     Given,
-    /// The largest memory in use on a socket in a sample
+    /// The largest memory in use on a socket at any time
     SocketPeak,
     /// The least memory that serves the VMs as well as --gib-per-core
     Least,
@@ -139,7 +139,7 @@ pub(super) fn parse_local_fraction(text: &str) -> Result<f64, String> {
 pub(super) struct Slices {
     /// Size of a slice: none (pool memory is not divided), or a power of two of MiB such as 256MiB, 1GiB
     /// or 2GiB. With slices, the ledger of the manager assigns them, and the pool memory of a VM is
-    /// rounded down
+    /// rounded down. An EMC has at most 16384 slices
     #[arg(long, value_name = "SIZE|none", default_value = "none", value_parser = parse_slice)]
     pub slice: SliceSize,
     /// Number of EMCs to which each socket is attached
@@ -248,7 +248,7 @@ pub(super) enum Placement {
     /// The socket that fits best
     #[default]
     BestFit,
-    /// The socket in the column `socket` of the trace; a VM that does not fit there is rejected
+    /// The socket in the column `socket` of the trace; a VM without a socket, or that does not fit there, is rejected
     AsTraced,
 }
 
@@ -365,6 +365,25 @@ fn parse_positive(text: &str) -> Result<f64, String> {
     number
         .filter(|number| *number > 0.0 && number.is_finite())
         .ok_or_else(|| "must be a number above 0".to_owned())
+}
+
+/// Checks that the values of an option differ.
+///
+/// # Errors
+/// [`Failure::InvalidValue`] if a value is repeated.
+pub(super) fn check_different<T: PartialEq + ToString>(
+    option: &'static str,
+    values: &[T],
+) -> Result<(), Failure> {
+    let is_repeated = |(at, value): &(usize, &T)| values[..*at].contains(value);
+    match values.iter().enumerate().find(is_repeated) {
+        None => Ok(()),
+        Some((_, value)) => Err(Failure::InvalidValue {
+            field: option,
+            value: value.to_string(),
+            rule: "must not be repeated".into(),
+        }),
+    }
 }
 
 /// Checks the number of values of an option.

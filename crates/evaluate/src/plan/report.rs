@@ -28,6 +28,8 @@ pub(super) struct PolicyRun<'a> {
     pub policy: Policy,
     /// Local memory of each socket, in MiB.
     pub local_per_socket_mib: f64,
+    /// The same if it suffices for the largest use at any time.
+    pub local_at_event_peak_mib: f64,
     /// Fixed share by which the pools of the report are scaled; `None` if they are those of the policy.
     pub scaled_by: Option<Fraction>,
     /// Local memory of each socket in the replay that the policy does not need, in MiB.
@@ -45,6 +47,7 @@ impl<'a> PolicyRun<'a> {
         Self {
             policy,
             local_per_socket_mib: 0.0,
+            local_at_event_peak_mib: 0.0,
             scaled_by: None,
             surplus_local_mib: 0.0,
             report: &result.report,
@@ -137,6 +140,10 @@ pub(super) struct PolicyResult {
 }
 
 const MIB_PER_GIB: f64 = 1024.0;
+/// Use of the fullest socket, as a fraction of its memory without pools, below which that memory is too much.
+const SURPLUS_MAX: f64 = 0.98;
+/// Number of samples below which the peaks of samples are unreliable.
+const SAMPLES_MIN: u64 = 100;
 
 impl Plan {
     /// Computes the result of each run with each pool size.
@@ -231,6 +238,7 @@ impl Plan {
                 seeds(&models.seeds)
             )
         };
+        let notes = self.notes();
         let spread = if self.spread.is_empty() {
             String::new()
         } else {
@@ -239,7 +247,7 @@ impl Plan {
         format!(
             "{} VMs, of which {} are rejected and {} depart on arrival; at most {} run at the same time; {} samples\n\
              Without pools: {} sockets with {:.1} GiB each, {:.0} GiB in total; at most {:.1} GiB of a socket are in use\n\
-             {modelled}\n{}{spread}",
+             {modelled}{notes}\n{}{spread}",
             trace.vms,
             trace.rejected,
             trace.departed_on_arrival,
@@ -251,6 +259,20 @@ impl Plan {
             baseline.largest_socket_peak_gib,
             rows(&self.results, all_columns || baseline.cost_usd.is_some()),
         )
+    }
+
+    /// Returns a line for each property of the input that makes the results misleading.
+    fn notes(&self) -> String {
+        let mut notes = String::new();
+        let Baseline { kind, gib_per_socket, largest_socket_peak_gib, .. } = &self.baseline;
+        if *kind == BaselineKind::Given && *largest_socket_peak_gib < SURPLUS_MAX * gib_per_socket {
+            notes += "NOTE: no socket uses its memory without pools. Savings under frigid and full contain this surplus: \
+                      consider --baseline least\n";
+        }
+        if self.trace.samples < SAMPLES_MIN {
+            notes += "NOTE: there are few samples: compare REQUIRED with EVENT PEAK (-o wide)\n";
+        }
+        notes
     }
 
     /// Returns the mean of a value of each row over the seeds.
@@ -349,13 +371,14 @@ impl PolicyResult {
         peaks: &PoolPeaks,
         slices: Option<&SliceReport>,
     ) -> Self {
-        let need = |pool_mib: u64| {
+        let need = |local_mib: f64, pool_mib: u64| {
             let factor = run.scaled_by.map_or(1.0, Fraction::get);
-            DramNeed::new(cluster, run.local_per_socket_mib, peaks.pools, factor * pool_mib as f64)
+            DramNeed::new(cluster, local_mib, peaks.pools, factor * pool_mib as f64)
         };
         let sparse = args.slices.sparse_pool(peaks.pool_sockets, slices);
         let pool_mib = |mib| sparse.map_or(mib, |pool| pool.mib);
-        let (sampled, at_event_peak) = (need(pool_mib(peaks.sampled_mib)), need(pool_mib(peaks.event_mib)));
+        let sampled = need(run.local_per_socket_mib, pool_mib(peaks.sampled_mib));
+        let at_event_peak = need(run.local_at_event_peak_mib, pool_mib(peaks.event_mib));
         let total_mib = cluster.total_mib() as f64;
         let local_fraction = run.local_per_socket_mib * f64::from(cluster.sockets) / total_mib;
         let stranded_mib = match run.scaled_by {

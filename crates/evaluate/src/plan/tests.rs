@@ -131,7 +131,9 @@ fn slices_round_pool_memory_down_and_need_a_buffer() {
     let options = format!("{SMALL} --policy static=0.5 --slice 1GiB --offline-gib-per-s 0.5");
     let plan = plan_of(rows, &options).unwrap();
     let row = &plan.results[0];
-    assert_eq!((row.gib_per_pool, row.local_gib_per_socket, row.buffer_slices), (1.0, 2.0, Some(1)));
+    // 2 of 3 GiB stay local, so that a socket needs two thirds of its 8 GiB.
+    assert!((row.local_gib_per_socket - 16.0 / 3.0).abs() < 1e-9, "{row:?}");
+    assert_eq!((row.gib_per_pool, row.buffer_slices), (1.0, Some(1)));
     assert_eq!(row.slices.unwrap().slices_assigned, 2);
     let plan = plan_of(rows, &options.replace("1GiB", "256MiB")).unwrap();
     assert_eq!((plan.results[0].gib_per_pool, plan.results[0].slices.unwrap().slices_assigned), (1.5, 12));
@@ -250,6 +252,7 @@ fn options_without_effect_are_rejected() {
     let cases = [
         ("--policy frigid", "--policy frigid and full: require --usage, to model the touched memory"),
         ("--local-fraction 0.5", "--local-fraction: requires --policy frigid or full"),
+        ("--policy none,static=0.5,none", "--policy: \"none\" must not be repeated"),
     ];
     for (options, expected) in cases {
         assert_eq!(message(plan_of(rows, &format!("{SMALL} {options}"))), expected);
@@ -276,12 +279,39 @@ fn trace_that_is_read_twice_must_be_a_file() {
 }
 
 #[test]
-fn smaller_baseline_does_not_limit_the_trace() {
+fn baseline_of_the_socket_peak_rejects_no_more_vms() {
     // The first VM is larger than all VMs of samples.
-    let rows = "0,0,5,1,8,a\n1,10,20,1,2,b\n";
+    let rows = "0,0,5,1,8,a\n1,1,20,1,2,b\n";
     let options = SMALL.replace("--warm-up 0", "--warm-up 6s");
     let plan = plan_of(rows, &format!("{options} --baseline socket-peak --policy none")).unwrap();
-    assert_eq!((plan.baseline.gib_per_socket, plan.trace.rejected), (2.0, 1));
+    assert_eq!((plan.baseline.gib_per_socket, plan.trace.rejected), (8.0, 0));
+}
+
+#[test]
+fn slices_need_at_least_the_local_memory_of_an_exact_share() {
+    // The fullest socket uses 6 of 8 GiB.
+    let rows = "0,0,10,4,6,a\n1,0,10,1,3,a\n";
+    let row = |slice: &str, share: &str| {
+        let options = format!("{SMALL} --policy static={share} --slice {slice}");
+        plan_of(rows, &options).unwrap().results.swap_remove(0)
+    };
+    for share in ["0", "0.000001", "0.1", "0.3", "0.5", "1"] {
+        let (exact, slices) = (row("none", share), row("1GiB", share));
+        assert!(slices.local_gib_per_socket >= exact.local_gib_per_socket - 1e-9, "{exact:?} {slices:?}");
+    }
+    // No VM has a slice.
+    assert_eq!((row("1GiB", "0.000001").dram_required, row("1GiB", "0.1").dram_required), (1.0, 1.0));
+}
+
+#[test]
+fn larger_use_between_samples_counts_as_event_peak() {
+    let rows = "0,0,100,1,2,a\n1,1,2,1,6,a\n";
+    let options = SMALL.replace("--sample 1s", "--sample 50s");
+    let plan = plan_of(rows, &format!("{options} --policy static=0.5 --slice 1GiB")).unwrap();
+    let row = &plan.results[0];
+    // At 1 s, half of 8 GiB is local, on the same socket, and as much of 16 GiB is on the pool.
+    assert_eq!((row.local_gib_per_socket, row.dram_required_at_event_peak), (4.0, 0.75));
+    assert!(row.dram_required < 0.75);
 }
 
 #[test]
@@ -304,8 +334,9 @@ fn stranded_memory_is_that_of_the_policy() {
     assert!(is_near(stranded("none"), all_local), "{}", stranded("none"));
     assert!(is_near(stranded("static=0.5"), all_local / 2.0));
     assert!(is_near(stranded("static=1"), 0.0));
-    // 1 of 3 GiB is on the pool, and each socket has 2 GiB.
-    assert!(is_near(stranded("static=0.5 --slice 1GiB"), 0.0), "{}", stranded("static=0.5 --slice 1GiB"));
+    // 1 of 3 GiB is on the pool, and 2 of 16 / 3 GiB of the socket are in use.
+    let with_slices = (16.0 / 3.0 - 2.0) / 16.0 * 10.0 / samples;
+    assert!(is_near(stranded("static=0.5 --slice 1GiB"), with_slices));
 }
 
 #[test]

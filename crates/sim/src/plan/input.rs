@@ -2,8 +2,8 @@
 //! fits on an empty socket.
 //!
 //! A trace in the order of arrival is read as a stream. Then only the ids of earlier VMs are stored:
-//! ids of digits as ranges of numbers, which are few if the ids are dense, and other ids as hashes of
-//! 16 bytes. Other traces must be [sorted](sort_all) in memory.
+//! ids of digits as ranges of numbers, which are few if the ids are dense, and other ids and owners as
+//! hashes of 16 bytes. Other traces must be [sorted](sort_all) in memory.
 
 use std::{
     collections::BTreeMap,
@@ -80,7 +80,8 @@ pub struct VmStream<R> {
     rows: TraceRows<R>,
     limits: Cluster,
     ids: IdSet,
-    owners: FxHashMap<Box<str>, u32>,
+    /// Numbers of the owners by their hashes.
+    owners: FxHashMap<u128, u32>,
     count: usize,
     last: Option<OrderKey>,
 }
@@ -181,14 +182,10 @@ fn check_size(row: &TraceRow<'_>, cluster: &Cluster) -> Result<(), MalformedRow>
     Ok(())
 }
 
-/// Returns the number of a name, and assigns the next number to a new name.
-fn number_of(numbers: &mut FxHashMap<Box<str>, u32>, name: &str) -> u32 {
-    if let Some(number) = numbers.get(name) {
-        return *number;
-    }
+/// Returns the number of an owner, and assigns the next number to a new owner.
+fn number_of(numbers: &mut FxHashMap<u128, u32>, owner: &str) -> u32 {
     let next = u32::try_from(numbers.len()).expect("a trace has fewer rows than 2^32");
-    numbers.insert(name.into(), next);
-    next
+    *numbers.entry(hash_128(owner)).or_insert(next)
 }
 
 /// Ids of the VMs that were read.

@@ -78,6 +78,7 @@ pub struct Replay {
     counts: VmCounts,
     running_max: usize,
     socket_peak_mib: u64,
+    socket_event_mib: u64,
     /// Stranded memory at the last sample.
     stranded_mib: u64,
     stranded_mib_sum: f64,
@@ -111,6 +112,8 @@ pub struct ReplayReport {
     pub running_max: usize,
     /// Largest local use of a socket in a sample, in MiB.
     pub socket_peak_mib: u64,
+    /// Largest local use of a socket at any time, in MiB.
+    pub socket_event_mib: u64,
     /// Mean over the samples of the free local memory on sockets without free cores, in MiB: no VM can
     /// use it (Pond, section 2). 0 without samples.
     pub stranded_mean_mib: f64,
@@ -189,6 +192,7 @@ impl Replay {
             counts: VmCounts::default(),
             running_max: 0,
             socket_peak_mib: 0,
+            socket_event_mib: 0,
             stranded_mib: 0,
             stranded_mib_sum: 0.0,
             full_sockets: 0,
@@ -261,7 +265,9 @@ impl Replay {
     fn place(&mut self, vm: &PlacedMemory, socket: u32) {
         let PlacedMemory { depart, cores, mib, local_mib, pool_mib, .. } = *vm;
         self.sockets.allocate(socket, cores, mib);
-        self.local_used_mib[socket as usize] += local_mib;
+        let local_used = &mut self.local_used_mib[socket as usize];
+        *local_used += local_mib;
+        self.socket_event_mib = self.socket_event_mib.max(*local_used);
         self.used_mib += mib;
         self.running.push(Reverse(RunningVm { depart, socket, cores, mib, local_mib, pool_mib }));
         self.running_max = self.running_max.max(self.running.len());
@@ -342,6 +348,7 @@ impl Replay {
             samples,
             running_max: self.running_max,
             socket_peak_mib: self.socket_peak_mib,
+            socket_event_mib: self.socket_event_mib,
             stranded_mean_mib: mean(self.stranded_mib_sum),
             full_sockets_mean: mean(self.full_sockets_sum),
             used_mean_mib: mean(self.used_mib_sum),
