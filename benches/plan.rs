@@ -132,15 +132,7 @@ fn replay(trace: &str) -> (f64, ReplayReport) {
         let Some(vm) = chunk.last() else { break };
         last = vm.arrive;
         for vm in &chunk {
-            replay.arrive(&PlacedMemory {
-                arrive: vm.arrive,
-                depart: vm.depart,
-                cores: vm.cores,
-                mib: vm.mib,
-                local_mib: vm.mib,
-                pool_mib: vm.mib,
-                traced_socket: None,
-            });
+            replay.arrive(&PlacedMemory::whole(vm));
         }
     }
     let report = replay.finish(last);

@@ -379,15 +379,12 @@ pub(super) fn part_of(memory: Bytes, fraction: f64) -> Bytes {
 /// Returns the demand of a VM. Without a division, its whole memory is local, and counts as used in its
 /// pool.
 fn demand(vm: &PlannedVm, memory: Option<PoolMemory>) -> PlacedMemory {
-    PlacedMemory {
-        arrive: vm.arrive,
-        depart: vm.depart,
-        cores: vm.cores,
-        mib: vm.mib,
-        local_mib: memory.map_or(vm.mib, |memory| vm.mib - memory.mib),
-        pool_mib: memory.map_or(vm.mib, |memory| memory.mib),
-        traced_socket: vm.socket,
-    }
+    let whole = PlacedMemory::whole(vm);
+    memory.map_or(whole, |PoolMemory { mib, .. }| PlacedMemory {
+        local_mib: vm.mib - mib,
+        pool_mib: mib,
+        ..whole
+    })
 }
 
 /// Calls a function for all items, on all processors.

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use units::Ns;
 
-use super::{Cluster, sockets::Sockets, to_mib};
+use super::{Cluster, input::PlannedVm, sockets::Sockets, to_mib};
 
 /// Rule for the socket of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,22 @@ pub struct PlacedMemory {
     pub pool_mib: u64,
     /// Socket in the trace, for [`PlacementRule::AsTraced`].
     pub traced_socket: Option<u32>,
+}
+
+impl PlacedMemory {
+    /// Returns a VM whose whole memory is local, and counts as used in its pool. The results hold for every fixed
+    /// share of pool memory, because they are proportional to it.
+    pub fn whole(vm: &PlannedVm) -> Self {
+        Self {
+            arrive: vm.arrive,
+            depart: vm.depart,
+            cores: vm.cores,
+            mib: vm.mib,
+            local_mib: vm.mib,
+            pool_mib: vm.mib,
+            traced_socket: vm.socket,
+        }
+    }
 }
 
 /// Result for one VM.

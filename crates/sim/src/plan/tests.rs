@@ -6,7 +6,7 @@ use units::{Bytes, Ns};
 
 use super::{
     Cluster,
-    input::{PlannedVm, VmStream},
+    input::VmStream,
     replay::{Outcome, PlacedMemory, PlacementRule, PoolPeaks, Replay, ReplayReport, SampleTimes, VmCounts},
     result::DramNeed,
 };
@@ -311,20 +311,8 @@ fn azure_v1(pool_sizes: &[u32]) -> Option<(Cluster, ReplayReport)> {
         let Some(vm) = chunk.last() else { return Some((cluster, replay.finish(last))) };
         last = vm.arrive;
         for vm in &chunk {
-            replay.arrive(&whole_memory(vm));
+            replay.arrive(&PlacedMemory::whole(vm));
         }
-    }
-}
-
-fn whole_memory(vm: &PlannedVm) -> PlacedMemory {
-    PlacedMemory {
-        arrive: vm.arrive,
-        depart: vm.depart,
-        cores: vm.cores,
-        mib: vm.mib,
-        local_mib: vm.mib,
-        pool_mib: vm.mib,
-        traced_socket: vm.socket,
     }
 }
 

@@ -9,7 +9,8 @@ use units::limits::PLAN_TRACE_ROWS_MAX;
 
 use super::{
     MalformedRow, TraceError,
-    layout::{EVENT_COLUMNS, JoinedColumn},
+    field::Field,
+    layout::{EVENT_COLUMNS, JoinedColumn, check_column_count, line_of},
     read_row,
 };
 
@@ -52,16 +53,11 @@ fn add_event(
     columns: [usize; EVENT_COLUMNS.len()],
     count: usize,
 ) -> Result<(), MalformedRow> {
-    let malformed = |field: &'static str, value: &[u8], rule: &'static str| MalformedRow {
-        line: row.position().map_or(0, csv::Position::line),
-        field,
-        value: String::from_utf8_lossy(value).chars().take(80).collect(),
-        rule,
+    check_column_count(row, count)?;
+    let malformed = |field, value, rule| match Field::new(line_of(row), field, value) {
+        Ok(field) => field.error(rule),
+        Err(not_utf8) => not_utf8,
     };
-    if row.len() != count {
-        let value = format!("{} columns", row.len());
-        return Err(malformed("row", value.as_bytes(), "must have as many columns as the first row"));
-    }
     let [id, cpu, memory, time, kind] = columns.map(|column| row[column].trim_ascii());
     match kind {
         CREATION if running.contains_key(id) => {

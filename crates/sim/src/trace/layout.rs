@@ -134,6 +134,21 @@ pub(super) fn event_columns(header: &ByteRecord) -> Option<[usize; EVENT_COLUMNS
     Some(indexes)
 }
 
+/// Returns the line number of a row.
+pub(super) fn line_of(record: &ByteRecord) -> u64 {
+    record.position().map_or(0, csv::Position::line)
+}
+
+/// Checks that a row has as many columns as the first one.
+pub(super) fn check_column_count(record: &ByteRecord, count: usize) -> Result<(), MalformedRow> {
+    if record.len() == count {
+        return Ok(());
+    }
+    let rule = "must have as many columns as the first row";
+    let value = format!("{} columns", record.len());
+    Err(MalformedRow { line: line_of(record), field: "row", value, rule })
+}
+
 fn find(header: &ByteRecord, name: &'static str) -> Option<Column> {
     let index = header.iter().position(|field| field.trim_ascii() == name.as_bytes())?;
     Some(Column { name, index })
@@ -244,16 +259,8 @@ impl TraceColumns {
 
     /// Converts one row into a VM.
     pub(super) fn parse_row<'a>(&'a self, record: &'a ByteRecord) -> Result<TraceRow<'a>, MalformedRow> {
-        let line = record.position().map_or(0, csv::Position::line);
-        if record.len() != self.count {
-            let rule = "must have as many columns as the first row";
-            return Err(MalformedRow {
-                line,
-                field: "row",
-                value: format!("{} columns", record.len()),
-                rule,
-            });
-        }
+        let line = line_of(record);
+        check_column_count(record, self.count)?;
         let take = |column: Column| Field::new(line, column.name, &record[column.index]);
         let arrive = take(self.arrive)?.parse_seconds()?;
         let depart = take(self.depart)?;
