@@ -128,8 +128,8 @@ impl Backend {
 impl Config {
     /// Returns the socket of soft memory.
     pub fn soft_memory_socket(&self) -> PathBuf {
-        let socket = self.soft_memory.as_ref().and_then(|soft_memory| soft_memory.socket.clone());
-        socket.unwrap_or_else(|| self.runtime_dir.join(soft_memory::SOCKET_NAME))
+        let default = || self.runtime_dir.join(soft_memory::SOCKET_NAME);
+        self.soft_memory.as_ref().map_or_else(default, |settings| settings.socket_path(&self.runtime_dir))
     }
 
     /// Reads and validates a configuration file.
@@ -168,18 +168,16 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let soft_memory = top.take_section("soft_memory");
     let soft_memory = soft_memory.map_or(Some(None), |section| soft_memory::parse(section, base).map(Some));
     let sections = Sections {
+        agent: agent.as_ref(),
         backend: backend.as_ref(),
         symbiosis: symbiosis.as_ref().and_then(Option::as_ref),
         tiering: tiering.as_ref().and_then(Option::as_ref),
         early_eviction: early_eviction.as_ref().and_then(Option::as_ref),
+        soft_memory: soft_memory.as_ref().and_then(Option::as_ref),
     };
     let is_compatible = sections.check(&top);
-    let sockets = (agent.as_ref().map(Agent::socket_path), soft_memory.as_ref().and_then(Option::as_ref));
-    let is_same = |socket: &PathBuf| sockets.1.is_some_and(|soft| soft.socket.as_ref() == Some(socket));
-    let rule = "must be another path than agent.socket";
-    let sockets_differ = top.check(!sockets.0.as_ref().is_some_and(is_same), "soft_memory.socket", rule);
     top.reject_unknown_keys();
-    is_compatible.and(sockets_differ)?;
+    is_compatible?;
     let agent = agent?;
     let socket = agent.socket_path();
     let Agent {
@@ -214,10 +212,12 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
 
 /// Valid sections with rules about each other.
 struct Sections<'a> {
+    agent: Option<&'a Agent>,
     backend: Option<&'a Backend>,
     symbiosis: Option<&'a Symbiosis>,
     tiering: Option<&'a Tiering>,
     early_eviction: Option<&'a EarlyEviction>,
+    soft_memory: Option<&'a SoftMemory>,
 }
 
 impl Sections<'_> {
@@ -226,7 +226,12 @@ impl Sections<'_> {
         let tiering = self.tiering.map_or(Some(()), |tiering| self.check_tiering(tiering, top));
         let eviction =
             self.early_eviction.map_or(Some(()), |eviction| self.check_early_eviction(eviction, top));
-        tiering.and(eviction)
+        let sockets = self.agent.zip(self.soft_memory);
+        let sockets_differ = sockets.is_none_or(|(agent, soft_memory)| {
+            agent.socket_path() != soft_memory.socket_path(&agent.runtime_dir)
+        });
+        let rule = "must be another path than agent.socket";
+        tiering.and(eviction).and(top.check(sockets_differ, "soft_memory.socket", rule))
     }
 
     fn check_tiering(&self, tiering: &Tiering, top: &Section<'_>) -> Option<()> {
@@ -565,6 +570,21 @@ mod tests {
             "kind = \"emulated\"\nscrub_mib_per_s = 9",
             "backend.scrub_mib_per_s = 9: must not be set for an emulated EMC",
         );
+    }
+
+    #[test]
+    fn sockets_of_the_agent_must_differ() {
+        let message = "soft_memory.socket: must be another path than agent.socket";
+        for (agent_socket, socket) in [
+            ("run/other.sock", "socket = \"run/other.sock\""),
+            ("run/soft-memory.sock", ""),
+            ("run/host-memory.sock", "socket = \"run/host-memory.sock\""),
+        ] {
+            let agent = format!("host = \"h0\"\nsocket = \"{agent_socket}\"");
+            let text = MINIMAL_CONFIG.replacen("host = \"h0\"", &agent, 1);
+            let error = parse(&format!("{text}\n[soft_memory]\nsize_mib = 1\n{socket}")).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
     }
 
     #[test]

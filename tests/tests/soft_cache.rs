@@ -423,6 +423,26 @@ fn values_without_budget_are_evicted_at_once() {
 }
 
 #[test]
+fn value_that_needs_the_largest_budget_of_the_process_is_stored() {
+    // 8 of 32 MiB.
+    let settings = Settings { client_pages_max: 2048, ..Settings::default() };
+    let daemon = SoftDaemon::start(Bytes::mib(32), settings);
+    let socket = daemon.socket();
+    let cache = CacheServer::start(&["--memory", "16MiB", "--daemon", socket.to_str().unwrap()]);
+    assert_eq!(cache.info("maxmemory"), 8 << 20);
+    fill(&cache, "key:", 3000, 1000);
+    let mut client = cache.connect();
+    for (key, bytes) in [("large", 5_000_000), ("larger", 7_000_000)] {
+        client.send(&set_command(key, bytes)).unwrap();
+        assert_eq!(client.receive(5), "+OK\r\n");
+        assert_eq!(client.run(format!("STRLEN {key}\r\n").as_bytes()), format!(":{bytes}\r\n"));
+    }
+    assert_eq!(cache.info("soft_unstored_values"), 0);
+    client.send(&set_command("huge", 9 << 20)).unwrap();
+    assert_eq!(client.receive(4), "-OOM", "the value exceeds the largest budget");
+}
+
+#[test]
 fn lost_connection_to_the_daemon_is_logged_and_in_info() {
     let mut daemon = SoftDaemon::start(Bytes::mib(8), Settings::default());
     let socket = daemon.socket();

@@ -264,10 +264,12 @@ impl Link {
         let mut pause = SOFT_CONNECT_RETRY_INTERVAL.as_duration();
         loop {
             match self.open() {
-                Err(error)
-                    if error.is_transient() && Ns::from(started.elapsed()) < SOFT_CONNECT_RETRY_TIME =>
-                {
-                    thread::sleep(pause);
+                Err(error) if error.is_transient() => {
+                    let left = SOFT_CONNECT_RETRY_TIME.as_duration().saturating_sub(started.elapsed());
+                    if left.is_zero() {
+                        return Err(error);
+                    }
+                    thread::sleep(pause.min(left));
                     pause *= 2;
                 }
                 result => return result,

@@ -45,6 +45,11 @@ pub struct SoftMemory {
 }
 
 impl SoftMemory {
+    /// Returns the socket for clients.
+    pub(super) fn socket_path(&self, runtime_dir: &Path) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| runtime_dir.join(SOCKET_NAME))
+    }
+
     /// Returns the users whose processes may use soft memory. `agent_uids` are those of `agent.allowed_uids`.
     pub fn users<'a>(&'a self, agent_uids: &'a BTreeSet<UserId>) -> &'a BTreeSet<UserId> {
         self.allowed_uids.as_ref().unwrap_or(agent_uids)

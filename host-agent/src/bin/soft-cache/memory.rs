@@ -140,9 +140,9 @@ impl Memory {
         pages <= self.maxmemory()
     }
 
-    /// Requests budget for a command that needs `pages` unused pages, and has waited for `waits` answers already. Returns the
-    /// answer for which the command must wait, or `None` if it must evict values instead. If the daemon has denied
-    /// requests, only one of [`SOFT_CACHE_REQUEST_INTERVAL`] commands requests budget.
+    /// Requests budget for a command that needs `pages` unused pages, and has waited for `waits` answers already.
+    /// Returns the answer for which the command must wait, or `None` if it must evict values instead. If the daemon has
+    /// denied requests, only one of [`SOFT_CACHE_REQUEST_INTERVAL`] commands requests budget.
     pub fn request_budget(&self, pages: usize, waits: u32) -> Option<Answer> {
         let Daemon { requests, rejections, .. } = self.daemon.as_ref()?;
         let may_request =
