@@ -158,12 +158,12 @@ fn problems_or_passed(problems: Vec<Finding>, passed: impl FnOnce() -> Finding) 
     if problems.is_empty() { vec![passed()] } else { problems }
 }
 
-/// Formats findings as text, one line each, followed by a line with the fix.
+/// Formats findings as text, one line each, followed by a line with the fix of a problem, or with advice.
 pub fn format_findings(findings: &[Finding]) -> String {
     let line = |finding: &Finding| {
         let Finding { check, ok, subject, message, fix } = finding;
-        let state = if *ok { "ok" } else { "PROBLEM" };
-        let fix = fix.as_ref().map_or_else(String::new, |fix| format!("\n        fix: {fix}"));
+        let (state, label) = if *ok { ("ok", "advice") } else { ("PROBLEM", "fix") };
+        let fix = fix.as_ref().map_or_else(String::new, |fix| format!("\n        {label}: {fix}"));
         format!("{state:<7} {check:<11} {subject}: {message}{fix}\n")
     };
     findings.iter().map(line).collect()

@@ -21,7 +21,7 @@ use std::{
 
 use rustix::fd::AsFd as _;
 use service_files::{
-    log_limit::RejectionLog,
+    log_limit::{LogLimit, RejectionLog},
     sockets::{SocketError, SocketPath},
 };
 use soft::{
@@ -139,6 +139,9 @@ struct State {
     has_warned: bool,
     /// Rate-limited log of refused clients.
     log: Arc<RejectionLog>,
+    /// Silent clients in the last report, and the limit on their log lines.
+    silent: BTreeSet<Pid>,
+    silent_log: LogLimit,
 }
 
 impl State {
@@ -153,6 +156,8 @@ impl State {
             last_sample: None,
             has_warned: false,
             log,
+            silent: BTreeSet::new(),
+            silent_log: LogLimit::default(),
         }
     }
 
@@ -179,7 +184,10 @@ impl State {
                 }
                 _ = adapt.tick() => self.adapt(),
                 _ = measure.tick() => self.start_measurement(&sender),
-                _ = report.tick() => self.report(),
+                _ = report.tick() => {
+                    self.log_silent_clients();
+                    self.report();
+                }
             }
             self.send_outgoing();
         }
@@ -321,6 +329,23 @@ impl State {
         let ledger = self.daemon.ledger();
         self.peers.retain(|pid, _| ledger.contains(*pid));
         self.adapt();
+    }
+
+    /// Logs the clients that have begun to be silent.
+    fn log_silent_clients(&mut self) {
+        let silent = self.daemon.clients().filter(|client| client.is_silent);
+        let silent: BTreeSet<Pid> = silent.map(|client| client.sample.pid).collect();
+        for pid in silent.difference(&self.silent) {
+            let Some(suppressed) = self.silent_log.count_line() else { break };
+            let program = self.peers.get(pid).map_or("", |peer| peer.program.as_str());
+            tracing::warn!(
+                pid = pid.0,
+                program,
+                suppressed,
+                "client of soft memory does not answer, or has lost its connection"
+            );
+        }
+        self.silent = silent;
     }
 
     fn report(&self) {

@@ -287,6 +287,11 @@ impl Rack {
         Process::start(name, command, self.log_path(name)).expect("the process starts")
     }
 
+    /// Changes the lines that the next started agents have at the end of their configuration.
+    pub fn set_agent_toml_extra(&mut self, lines: &str) {
+        self.plan.agent_toml_extra = lines.to_owned();
+    }
+
     /// Kills the agent of a host.
     pub fn kill_agent(&mut self, host: usize) {
         self.agents[host] = None;

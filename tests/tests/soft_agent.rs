@@ -214,6 +214,10 @@ async fn client_that_is_stopped_during_a_reclamation_is_passed_over_and_shown() 
     assert_eq!(host.metric("silent_clients"), 1);
     assert!(host.metric("unanswered_demands_total") >= 1);
     assert!(host.next_report().await.clients.iter().all(|c| !c.silent || c.pid == stopped.pid()));
+    let log = host.rack.read_log("h0");
+    let lines = log.lines().filter(|line| line.contains("client of soft memory does not answer"));
+    let pid = format!("pid={}", stopped.pid());
+    assert_eq!(lines.map(|line| line.contains(&pid)).collect::<Vec<_>>(), [true], "{log}");
     stopped.signal(Signal::CONT);
     host.rack.wait_for("the continued client to be shown", async |_| has_state("ok").await).await;
     let gave_up = async |_: &Rack| {
@@ -221,6 +225,21 @@ async fn client_that_is_stopped_during_a_reclamation_is_passed_over_and_shown() 
         report.clients.iter().any(|client| client.pid == stopped.pid() && client.reclaimed_bytes > 0)
     };
     host.rack.wait_for("the continued client to answer the demand", gave_up).await;
+}
+
+#[tokio::test]
+async fn report_disappears_with_the_configuration() {
+    let mut host = SoftHost::start(SIZE_MIB).await;
+    assert!(host.rack.tarn(&["get", "soft", "h0"]).status.success());
+    host.rack.kill_agent(0);
+    host.rack.set_agent_toml_extra("");
+    host.rack.start_agent(0);
+    let is_gone = async |rack: &Rack| {
+        let output = rack.tarn(&["get", "soft", "h0"]);
+        !output.status.success()
+            && String::from_utf8_lossy(&output.stderr).contains("has reported no soft memory")
+    };
+    host.rack.wait_for("the report to disappear", is_gone).await;
 }
 
 #[tokio::test]

@@ -99,7 +99,7 @@ Each row of the result is a policy with a pool size. DRAM is a fraction of the D
                  that detects all of them
   LOCAL, POOL    memory of each socket and of each pool
   EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample
-With several --seed, each row has the number of its seed (-o wide), and a second table (`spread` in JSON) has the mean and the range over all.
+With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
 
 JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means that a policy has no such number. In JSON, `results` has
 policy, pool_sockets, dram_required, dram_saved, rejected, stranded_mean, mispredicted, migrations, buffer_slices and further numbers.
@@ -139,7 +139,8 @@ Formats of TRACE, detected by the first line; times are in seconds since the sta
   Azure V1 and V2 (vmtable.csv), with or without a header:
     vmid, subscriptionid, deploymentid, vmcreated, vmdeleted, maxcpu, avgcpu, p95maxcpu, vmcategory, vmcorecount, vmmemory (GB);
     V2 has buckets: >24 cores counts as 30, >64 GB as 70
-  Huawei East-1: vmid, cpu, memory (GB), time, type (0: creation, 1: deletion), a row for each event
+  Huawei East-1: vmid, cpu, memory (GB), time, type (0: creation, 1: deletion), a row for each event;
+    the sizes are those of the creation
   Alibaba pods (openb_pod_list): name, cpu_milli (rounded up to cores), memory_mib, creation_time, deletion_time
 A trace in the order of arrival is read as a stream, and memory grows with the VMs that run at the same time and with the number of
 different owners; other traces are sorted in memory (about 90 bytes per VM).";
@@ -152,8 +153,8 @@ different owners; other traces are sorted in memory (about 90 bytes per VM).";
 pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
     args.figure.as_deref().map_or(Ok(()), figure::create_folder)?;
     let plan = compute(args, create_customers)?;
-    args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))?;
-    plan.print(format)
+    plan.print(format)?;
+    args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))
 }
 
 /// Checks the options, and computes the results with the customers of each seed.

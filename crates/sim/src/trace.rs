@@ -108,6 +108,17 @@ pub enum TraceError {
         /// Text of the first row, truncated.
         first: String,
     },
+    /// The header has some of the columns of [`Layout::Named`], but not all.
+    #[error(
+        "line 1: {first:?}: must be a header with vm_id, arrive_s, depart_s, cores and mem_gb: {} missing",
+        missing.join(", ")
+    )]
+    MissingColumns {
+        /// Text of the first row, truncated.
+        first: String,
+        /// Columns that are missing.
+        missing: Vec<&'static str>,
+    },
     /// A row is malformed, with [`Strictness::Strict`].
     #[error(transparent)]
     MalformedRow(#[from] MalformedRow),

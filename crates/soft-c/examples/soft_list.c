@@ -76,12 +76,12 @@ int main(void)
     soft_pool_t *pool = soft_pool_create(8);
     list.context = soft_context_create(pool, 0, count_lost, &list);
     if (list.context == NULL) {
-        fprintf(stderr, "cannot create the list: %s\n", soft_error_string(soft_last_error()));
+        fprintf(stderr, "cannot create the list: %s\n", soft_last_error_message());
         return EXIT_FAILURE;
     }
     for (unsigned number = 0; number < 20; number++) {
         if (add(&list, number) != SOFT_OK) {
-            fprintf(stderr, "cannot add an entry: %s\n", soft_error_string(soft_last_error()));
+            fprintf(stderr, "cannot add an entry: %s\n", soft_last_error_message());
             return EXIT_FAILURE;
         }
     }

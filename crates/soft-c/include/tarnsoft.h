@@ -146,6 +146,13 @@ int soft_last_error(void);
 const char *soft_error_string(int error);
 
 /*
+ * Returns a description of the last error of the calling thread. For SOFT_ERROR_DAEMON, it contains the path of the
+ * socket and the reason, for example that the user is not permitted. The string is valid until the thread calls
+ * soft_pool_connect() or ends.
+ */
+const char *soft_last_error_message(void);
+
+/*
  * Creates a pool with a budget in pages, which may be 0, and reserves address space for 4 times the budget, at least
  * 64 MiB.
  *

@@ -1,6 +1,9 @@
 //! Error codes. `include/tarnsoft.h` contains the same numbers.
 
-use std::{cell::Cell, ffi::CStr};
+use std::{
+    cell::{Cell, RefCell},
+    ffi::{CStr, CString, c_char},
+};
 
 use soft::{HandleError, PoolError, SoftError, client::ConnectError, protocol::Refusal};
 
@@ -49,6 +52,8 @@ const MESSAGES: [(Error, &CStr); 16] = [
 thread_local! {
     /// Number of the last error of this thread, or 0.
     static LAST: Cell<i32> = const { Cell::new(0) };
+    /// Description of the last [`Error::Daemon`] of this thread.
+    static DAEMON_MESSAGE: RefCell<CString> = RefCell::default();
 }
 
 /// Returns the number of the last error of this thread, or 0.
@@ -69,6 +74,24 @@ pub fn message(number: i32) -> &'static CStr {
         None if number == 0 => c"no error",
         None => c"unknown error",
     }
+}
+
+/// Returns the message of the last error of this thread, valid until the next [`connect_failed`].
+pub fn last_message() -> *const c_char {
+    let number = last();
+    if number == Error::Daemon as i32 {
+        DAEMON_MESSAGE.with_borrow(|message| message.as_ptr())
+    } else {
+        message(number).as_ptr()
+    }
+}
+
+/// Returns the error of a failed connection, and keeps its description for [`last_message`].
+pub fn connect_failed(failure: ConnectError) -> Error {
+    // A path of C code contains no zero byte.
+    let text = CString::new(failure.to_string()).unwrap_or_default();
+    DAEMON_MESSAGE.set(text);
+    failure.into()
 }
 
 impl From<HandleError> for Error {

@@ -87,6 +87,11 @@ extern "C" fn soft_error_string(number: c_int) -> *const c_char {
     error::message(number).as_ptr()
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn soft_last_error_message() -> *const c_char {
+    error::last_message()
+}
+
 /// # Safety
 /// `path` is null, or points to a string with a zero byte at its end.
 #[unsafe(no_mangle)]

@@ -14,7 +14,7 @@ use units::limits::{SOFT_C_FORKS_MAX, SOFT_C_POOLS_MAX, SOFT_STRUCTURES_MAX};
 use crate::{
     callback::Callback,
     context::Context,
-    error::Error,
+    error::{self, Error},
     fork,
     objects::{Objects, next_id},
 };
@@ -59,7 +59,7 @@ pub fn create_pool(budget_pages: usize) -> Result<usize, Error> {
 /// # Errors
 /// Returns [`Error::Daemon`], [`Error::AlreadyConnected`], or an error as [`create_pool`].
 pub fn connect_pool(path: &Path, budget_pages_max: usize) -> Result<usize, Error> {
-    registry()?.pools.insert(soft::client::connect(path, budget_pages_max)?)
+    registry()?.pools.insert(soft::client::connect(path, budget_pages_max).map_err(error::connect_failed)?)
 }
 
 /// Returns a pool.

@@ -107,8 +107,10 @@ static void test_invalid_arguments(void)
     CHECK_LAST(SOFT_ERROR_INVALID_ARGUMENT);
     CHECK(soft_pool_connect("/nonexistent/soft.sock", 1) == NULL);
     CHECK_LAST(SOFT_ERROR_DAEMON);
+    CHECK(strstr(soft_last_error_message(), "/nonexistent/soft.sock: No such file or directory") != NULL);
     CHECK(soft_pool_create(SIZE_MAX) == NULL);
     CHECK_LAST(SOFT_ERROR_TOO_LARGE);
+    CHECK(strcmp(soft_last_error_message(), "the size exceeds the maximum") == 0);
     CHECK(strcmp(soft_error_string(SOFT_OK), "no error") == 0);
     CHECK(strcmp(soft_error_string(SOFT_ERROR_PINNED), "a block is pinned") == 0);
     CHECK(strcmp(soft_error_string(-7), "unknown error") == 0);

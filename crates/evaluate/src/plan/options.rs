@@ -363,8 +363,8 @@ pub(super) fn parse_interval(text: &str) -> Result<Ns, String> {
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number
-        .filter(|number| *number > 0.0 && number.is_finite())
-        .ok_or_else(|| "must be a number above 0".to_owned())
+        .filter(|number| (1e-6..=1e9).contains(number))
+        .ok_or_else(|| "must be a number between 0.000001 and 1000000000".to_owned())
 }
 
 /// Checks that the values of an option differ.
@@ -449,8 +449,6 @@ mod tests {
             let message = size(gib_per_core).unwrap_err().to_string();
             assert!(message.contains("must give each socket at least 1 MiB"), "{message}");
         }
-        assert!(
-            parse_positive("nan").is_err() && parse_positive("-1").is_err() && parse_positive("inf").is_err()
-        );
+        assert!(["nan", "-1", "0", "inf", "1e-7", "1e10"].iter().all(|text| parse_positive(text).is_err()));
     }
 }

@@ -194,12 +194,10 @@ impl Plan {
 
     /// Adds the plan of another seed of the same options.
     pub(super) fn with_seed(mut self, other: Self) -> Self {
-        let rows = other.results.len();
         self.results.extend(other.results);
         self.models.seeds.extend(other.models.seeds);
-        let of_row = |row: usize| self.results.iter().skip(row).step_by(rows).collect::<Vec<_>>();
-        let spread = |row: usize| {
-            let (result, of_seeds) = (&self.results[row], of_row(row));
+        let spread = |of_seeds: Vec<&PolicyResult>| {
+            let result = of_seeds[0];
             let saved: Vec<f64> = of_seeds.iter().map(|result| result.dram_saved).collect();
             let mispredicted: Option<Vec<f64>> = of_seeds.iter().map(|result| result.mispredicted).collect();
             PolicySpread {
@@ -209,7 +207,7 @@ impl Plan {
                 mispredicted: mispredicted.map(|fractions| Spread::new(&fractions)),
             }
         };
-        self.spread = (0..rows).map(spread).collect();
+        self.spread = self.rows_over_seeds().map(spread).collect();
         self
     }
 
@@ -257,7 +255,7 @@ impl Plan {
             baseline.gib_per_socket,
             baseline.dram_gib,
             baseline.largest_socket_peak_gib,
-            rows(&self.results, all_columns || baseline.cost_usd.is_some()),
+            rows(&self.results, all_columns || baseline.cost_usd.is_some() || models.seeds.len() > 1),
         )
     }
 
@@ -275,16 +273,19 @@ impl Plan {
         notes
     }
 
+    /// Returns, for each row of the results of one seed, the results of all seeds.
+    fn rows_over_seeds(&self) -> impl Iterator<Item = Vec<&PolicyResult>> {
+        let rows = self.results.len() / self.models.seeds.len().max(1);
+        (0..rows).map(move |row| self.results.iter().skip(row).step_by(rows).collect())
+    }
+
     /// Returns the mean of a value of each row over the seeds.
     pub(super) fn means(&self, value: impl Fn(&PolicyResult) -> f64) -> Vec<(Policy, u32, f64)> {
-        let seeds = self.models.seeds.len().max(1);
-        let rows = self.results.len() / seeds;
-        let mean = |row: usize| {
-            let of_row = self.results.iter().skip(row).step_by(rows);
-            let result = &self.results[row];
-            (result.policy, result.pool_sockets, of_row.map(&value).sum::<f64>() / seeds as f64)
+        let mean = |of_seeds: Vec<&PolicyResult>| {
+            let sum: f64 = of_seeds.iter().copied().map(&value).sum();
+            (of_seeds[0].policy, of_seeds[0].pool_sockets, sum / of_seeds.len() as f64)
         };
-        (0..rows).map(mean).collect()
+        self.rows_over_seeds().map(mean).collect()
     }
 
     /// Returns the results as CSV. The only text is the name of a policy, which no spreadsheet takes for a

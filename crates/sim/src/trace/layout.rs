@@ -24,6 +24,8 @@ pub enum Layout {
     HuaweiEvents,
 }
 
+/// Columns of [`Layout::Named`] that a header must have.
+const NAMED_COLUMNS: [&str; 5] = ["vm_id", "arrive_s", "depart_s", "cores", "mem_gb"];
 /// Columns of Huawei's table of events.
 pub(super) const EVENT_COLUMNS: [&str; 5] = ["vmid", "cpu", "memory", "time", "type"];
 
@@ -121,8 +123,13 @@ pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns,
     if first.len() == AZURE_COLUMNS && !(is_word(azure.arrive) && is_word(azure.depart)) {
         return Ok((Layout::AzureVmTable, azure, FirstRow::Vm));
     }
-    let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
-    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_ROW_CHARS_MAX).collect() })
+    let row = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
+    let shown = row.chars().take(SHOWN_ROW_CHARS_MAX).collect();
+    let missing: Vec<_> = NAMED_COLUMNS.into_iter().filter(|name| find(first, name).is_none()).collect();
+    if missing.len() < NAMED_COLUMNS.len() {
+        return Err(TraceError::MissingColumns { first: shown, missing });
+    }
+    Err(TraceError::UnknownLayout { first: shown })
 }
 
 /// Returns the indexes of [`EVENT_COLUMNS`] in a header, if it has all.
@@ -156,13 +163,14 @@ fn find(header: &ByteRecord, name: &'static str) -> Option<Column> {
 
 impl TraceColumns {
     fn from_header(header: &ByteRecord) -> Option<Self> {
+        let [id, arrive, depart, cores, memory] = NAMED_COLUMNS;
         Some(Self {
             count: header.len(),
-            id: find(header, "vm_id")?,
-            arrive: find(header, "arrive_s")?,
-            depart: find(header, "depart_s")?,
-            cores: find(header, "cores")?,
-            memory: find(header, "mem_gb")?,
+            id: find(header, id)?,
+            arrive: find(header, arrive)?,
+            depart: find(header, depart)?,
+            cores: find(header, cores)?,
+            memory: find(header, memory)?,
             owner: OWNER_COLUMNS.into_iter().find_map(|name| find(header, name)),
             socket: find(header, "socket"),
             touched: find(header, "touched_gb"),

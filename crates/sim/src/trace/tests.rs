@@ -183,6 +183,14 @@ fn unknown_layout_is_rejected() {
 }
 
 #[test]
+fn missing_columns_are_named() {
+    let error = error_of("vm_id,arrive_s,cores,memory\na,0,1,1\n");
+    assert!(error.ends_with(
+        "must be a header with vm_id, arrive_s, depart_s, cores and mem_gb: depart_s, mem_gb missing"
+    ));
+}
+
+#[test]
 fn non_utf8_row_is_malformed() {
     let mut bytes = TRACE_HEADER.as_bytes().to_vec();
     bytes.extend_from_slice(b"a\xff,0,1,1,1\n");

@@ -79,7 +79,6 @@ pub async fn serve(
     server: Arc<Server>,
     (slot, session): (ClientSlot, Session),
 ) {
-    let id = session.id;
     let mut connection = Connection {
         stream,
         server: server.clone(),
@@ -94,10 +93,12 @@ pub async fn serve(
     };
     match connection.run().await {
         Ok(()) => {}
-        Err(Closure::Io(error)) => tracing::debug!(id, %error, "connection failed"),
+        Err(Closure::Io(error)) => {
+            tracing::debug!(client = connection.session.client(), %error, "connection failed");
+        }
         Err(closure) => {
             server.counters.closed.fetch_add(1, Ordering::Relaxed);
-            server.log.log(&format_args!("client {id}"), &closure);
+            server.log.log(&connection.session.client(), &closure);
             if matches!(closure, Closure::Protocol(_)) {
                 connection.discard_input().await;
             }

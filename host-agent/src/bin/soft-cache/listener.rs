@@ -20,7 +20,7 @@ use tokio::{
 };
 use units::limits::{SOFT_CACHE_ACCEPT_RETRY, SOFT_CACHE_BACKLOG};
 
-use crate::{connection::serve, server::Server};
+use crate::{connection::serve, server::Server, session::Peer};
 
 /// Reply to a client above the limit of clients.
 const TOO_MANY_CLIENTS: &[u8] = b"-ERR max number of clients reached\r\n";
@@ -120,8 +120,8 @@ impl Listener {
         while !server.is_stopping() {
             tokio::select! {
                 accepted = self.accept() => match accepted {
-                    Ok(Client::Tcp(stream)) => admit(&mut clients, stream, &server, TcpStream::try_write),
-                    Ok(Client::Unix(stream)) => admit(&mut clients, stream, &server, UnixStream::try_write),
+                    Ok((Client::Tcp(stream), peer)) => admit(&mut clients, stream, peer, &server, TcpStream::try_write),
+                    Ok((Client::Unix(stream), peer)) => admit(&mut clients, stream, peer, &server, UnixStream::try_write),
                     Err(error) => {
                         server.log.log(&"listening socket", &error);
                         tokio::time::sleep(SOFT_CACHE_ACCEPT_RETRY.as_duration()).await;
@@ -135,14 +135,18 @@ impl Listener {
         while clients.join_next().await.is_some() {}
     }
 
-    async fn accept(&self) -> io::Result<Client> {
+    async fn accept(&self) -> io::Result<(Client, Peer)> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, address) = listener.accept().await?;
                 set_options(&stream);
-                Ok(Client::Tcp(stream))
+                Ok((Client::Tcp(stream), Peer::Tcp(address)))
             }
-            Self::Unix(listener) => Ok(Client::Unix(listener.accept().await?.0)),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = stream.peer_cred()?;
+                Ok((Client::Unix(stream), Peer::Unix { pid: peer.pid(), uid: peer.uid() }))
+            }
         }
     }
 }
@@ -166,10 +170,11 @@ enum Client {
 fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     clients: &mut JoinSet<()>,
     stream: S,
+    peer: Peer,
     server: &Arc<Server>,
     try_write: impl FnOnce(&S, &[u8]) -> io::Result<usize>,
 ) {
-    match server.add_client() {
+    match server.add_client(peer) {
         Some(client) => drop(clients.spawn(serve(stream, server.clone(), client))),
         None => {
             // The client is rejected whether it receives the reason or not.

@@ -13,7 +13,12 @@ use soft::SoftError;
 use tokio::sync::Notify;
 use units::{UnixMs, limits::SOFT_CACHE_BUFFER_BYTES_MAX};
 
-use crate::{memory::Memory, password::Password, session::Session, store::Store};
+use crate::{
+    memory::Memory,
+    password::Password,
+    session::{Peer, Session},
+    store::Store,
+};
 
 /// Numbers of events since the start.
 #[derive(Debug, Default)]
@@ -41,7 +46,7 @@ pub struct Server {
     pub clients_max: u32,
     /// Counts of events.
     pub counters: Counters,
-    /// Rate-limited log of closed connections.
+    /// Rate-limited log of rejected clients, wrong passwords and closed connections.
     pub log: RejectionLog,
     started: Instant,
     clients: AtomicUsize,
@@ -83,15 +88,16 @@ impl Server {
     }
 
     /// Adds a client. Returns `None` if there are as many clients as allowed.
-    pub fn add_client(self: &Arc<Self>) -> Option<(ClientSlot, Session)> {
+    pub fn add_client(self: &Arc<Self>, peer: Peer) -> Option<(ClientSlot, Session)> {
         let clients = self.clients.fetch_add(1, Ordering::Relaxed);
         let slot = ClientSlot(self.clone());
         if clients >= self.clients_max as usize {
             self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            self.log.log(&peer, &format_args!("max number of clients reached ({})", self.clients_max));
             return None;
         }
         let id = self.counters.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        Some((slot, Session::new(id, self.password.is_none())))
+        Some((slot, Session::new(id, peer, self.password.is_none())))
     }
 
     /// Returns the number of connected clients.

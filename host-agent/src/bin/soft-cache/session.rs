@@ -1,12 +1,35 @@
 //! State of one connection that commands read and change.
 
+use std::{fmt, net::SocketAddr};
+
 use crate::{answer::Answer, reply::Protocol, request::RequestLimits};
+
+/// Address of a client, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Address and port.
+    Tcp(SocketAddr),
+    /// Process that connected to the unix socket, and its user; `None` if the kernel does not know it.
+    Unix { pid: Option<i32>, uid: u32 },
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix { pid: Some(pid), uid } => write!(f, "process {pid} of user {uid}"),
+            Self::Unix { pid: None, uid } => write!(f, "a process of user {uid}"),
+        }
+    }
+}
 
 /// State of one connection.
 #[derive(Debug)]
 pub struct Session {
     /// Number of the connection since the start of the server, from 1.
     pub id: u64,
+    /// Address of the client.
+    pub peer: Peer,
     /// Name that the client chose, or empty.
     pub name: Vec<u8>,
     /// Version of the protocol of replies.
@@ -25,9 +48,10 @@ pub struct Session {
 
 impl Session {
     /// Creates the state of a new connection.
-    pub fn new(id: u64, is_authenticated: bool) -> Self {
+    pub fn new(id: u64, peer: Peer, is_authenticated: bool) -> Self {
         Self {
             id,
+            peer,
             name: Vec::new(),
             protocol: Protocol::default(),
             is_authenticated,
@@ -36,6 +60,11 @@ impl Session {
             awaited_answer: None,
             budget_waits: 0,
         }
+    }
+
+    /// Returns a name of the client for the log.
+    pub fn client(&self) -> String {
+        format!("client {} at {}", self.id, self.peer)
     }
 
     /// Returns the limits of the client's requests.

@@ -3,7 +3,7 @@
 //! An expired value is removed when a command accesses it, or by [`Store::expire_step`].
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -18,6 +18,8 @@ pub struct Store {
     cache: SoftByteCache,
     /// Whether a value with an expiry time was stored since the start of the last complete search.
     has_expiring: AtomicBool,
+    /// Values with an expiry time in the last complete search.
+    expiring: Mutex<ExpiringValues>,
     hits: AtomicU64,
     misses: AtomicU64,
     expired: AtomicU64,
@@ -37,11 +39,30 @@ pub struct StoreCounts {
     pub unstored: u64,
 }
 
+/// Values with an expiry time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpiringValues {
+    /// Number of values.
+    pub values: u64,
+    /// Mean time to the expiry in milliseconds; 0 without values.
+    pub mean_ttl_ms: u64,
+}
+
 /// Search for expired values, in steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpirySearch {
     /// Position, or `None` between two searches.
     cursor: Option<ScanCursor>,
+    /// Values with an expiry time so far, and the sum of the times to their expiry.
+    values: u64,
+    ttl_sum_ms: u64,
+}
+
+impl ExpirySearch {
+    fn expiring_values(&self) -> ExpiringValues {
+        let mean_ttl_ms = self.ttl_sum_ms.checked_div(self.values).unwrap_or(0);
+        ExpiringValues { values: self.values, mean_ttl_ms }
+    }
 }
 
 /// Result of an access to a value.
@@ -59,6 +80,7 @@ impl Store {
         Ok(Self {
             cache: SoftByteCache::new(pool, Priority(0))?,
             has_expiring: AtomicBool::new(false),
+            expiring: Mutex::default(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             expired: AtomicU64::new(0),
@@ -84,6 +106,11 @@ impl Store {
             expired: self.expired.load(Ordering::Relaxed),
             unstored: self.unstored.load(Ordering::Relaxed),
         }
+    }
+
+    /// Returns the values with an expiry time in the last complete search.
+    pub fn expiring_values(&self) -> ExpiringValues {
+        *self.expiring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Passes the value of a key to a closure. Counts a hit or a miss.
@@ -177,23 +204,31 @@ impl Store {
     pub fn expire_step(&self, search: &mut ExpirySearch, pages: u32, now: UnixMs) {
         let cursor = match search.cursor {
             Some(cursor) => cursor,
-            None if self.has_expiring.swap(false, Ordering::Relaxed) => ScanCursor::default(),
+            None if self.has_expiring.swap(false, Ordering::Relaxed) => {
+                *search = ExpirySearch::default();
+                ScanCursor::default()
+            }
             None => return,
         };
-        let (mut expired, mut has_expiring) = (0, false);
+        let mut expired = 0;
         search.cursor = self.cache.scan(cursor, pages, |_, stored| match split_value(stored).0 {
             Some(expiry) if expiry <= now => {
                 expired += 1;
                 ScanDecision::Remove
             }
-            expiry => {
-                has_expiring |= expiry.is_some();
+            Some(expiry) => {
+                search.values += 1;
+                search.ttl_sum_ms = search.ttl_sum_ms.saturating_add(expiry.0 - now.0);
                 ScanDecision::Keep
             }
+            None => ScanDecision::Keep,
         });
         self.expired.fetch_add(expired, Ordering::Relaxed);
-        if has_expiring {
+        if search.values > 0 {
             self.has_expiring.store(true, Ordering::Relaxed);
+        }
+        if search.cursor.is_none() {
+            *self.expiring.lock().unwrap_or_else(PoisonError::into_inner) = search.expiring_values();
         }
     }
 
@@ -261,10 +296,11 @@ mod tests {
             for _ in 0..10 {
                 store.expire_step(&mut search, 16, UnixMs(now));
             }
-            (store.len(), store.has_expiring.load(Ordering::Relaxed))
+            (store.len(), store.has_expiring.load(Ordering::Relaxed), store.expiring_values())
         };
-        assert_eq!(run(499), (750, true));
-        assert_eq!(run(998), (500, false));
+        // 250 values expire from 500 to 998 ms, 748 ms on average.
+        assert_eq!(run(499), (750, true, ExpiringValues { values: 250, mean_ttl_ms: 250 }));
+        assert_eq!(run(998), (500, false, ExpiringValues::default()));
         assert_eq!(store.counts().expired, 500);
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     request::Request,
     server::Server,
     size::parse_size,
+    store::ExpiringValues,
 };
 
 /// Version of Redis whose replies and errors this server follows. Some clients check it.
@@ -105,11 +106,12 @@ pub fn info(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandErro
         };
         request.len() == 1 || request.arguments_from(1).any(is_name)
     };
-    let sections: [(&str, Section); 6] = [
+    let sections: [(&str, Section); 7] = [
         ("Server", server_fields),
         ("Clients", client_fields),
         ("Memory", memory_fields),
         ("Stats", stats_fields),
+        ("Replication", replication_fields),
         ("Soft_memory", soft_memory_fields),
         ("Keyspace", keyspace_fields),
     ];
@@ -171,6 +173,11 @@ fn stats_fields(server: &Server) -> Vec<Field> {
     ]
 }
 
+/// Returns the fields of a server without replicas, which clients of Redis read.
+fn replication_fields(_: &Server) -> Vec<Field> {
+    vec![("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]
+}
+
 fn soft_memory_fields(server: &Server) -> Vec<Field> {
     let (PoolStats { budget, held }, usage) = (server.memory.stats(), server.store.usage());
     vec![
@@ -189,9 +196,12 @@ fn evicted_values(server: &Server) -> u64 {
 }
 
 fn keyspace_fields(server: &Server) -> Vec<Field> {
+    let ExpiringValues { values, mean_ttl_ms } = server.store.expiring_values();
     match server.store.len() {
         0 => Vec::new(),
-        keys => vec![("db0", format!("keys={keys}"))],
+        keys => {
+            vec![("db0", format!("keys={keys},expires={},avg_ttl={mean_ttl_ms}", values.min(keys as u64)))]
+        }
     }
 }
 

@@ -11,8 +11,10 @@ use crate::{
     reply::{Output, Reply},
     request::{RequestLimits, RequestParser},
     server::Server,
-    session::Session,
+    session::{Peer, Session},
 };
+
+const PEER: Peer = Peer::Unix { pid: Some(1), uid: 0 };
 
 /// Server and one client.
 struct Rig {
@@ -31,7 +33,7 @@ impl Rig {
         let memory = Memory::constant(pages).unwrap();
         let pool = memory.pool().clone();
         let server = Server::new(memory, None, 10).unwrap();
-        Self { pool, server, session: Session::new(7, true), now: 1_000_000 }
+        Self { pool, server, session: Session::new(7, PEER, true), now: 1_000_000 }
     }
 
     /// Executes inline commands, and returns their replies. Line ends are shown as spaces.
@@ -257,7 +259,7 @@ fn commands_require_the_password() {
     let memory = Memory::constant(64).unwrap();
     let pool = memory.pool().clone();
     let server = Server::new(memory, Some(password), 10).unwrap();
-    let mut rig = Rig { pool, server, session: Session::new(1, false), now: 0 };
+    let mut rig = Rig { pool, server, session: Session::new(1, PEER, false), now: 0 };
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
     assert_replies(
         &mut rig,
@@ -274,10 +276,10 @@ fn commands_require_the_password() {
             ("GET a", "$-1"),
         ],
     );
-    rig.session = Session::new(2, false);
+    rig.session = Session::new(2, PEER, false);
     assert!(rig.run("HELLO 3").starts_with("-NOAUTH HELLO must be called"));
     assert!(rig.run("HELLO 3 AUTH default secret").starts_with("%7 "));
-    rig.session = Session::new(3, false);
+    rig.session = Session::new(3, PEER, false);
     assert_replies(&mut rig, &[("AUTH default secret", "+OK"), ("PING", "+PONG")]);
 }
 
@@ -295,7 +297,8 @@ fn information_has_all_sections() {
         "keyspace_hits:1 keyspace_misses:1 ",
         "# Soft_memory soft_daemon:none soft_budget_bytes:4194304 soft_held_bytes:",
         "soft_evicted_values:0 soft_unstored_values:0 soft_reclamations:0 ",
-        "# Keyspace db0:keys=1",
+        "# Replication role:master connected_slaves:0 ",
+        "# Keyspace db0:keys=1,expires=0,avg_ttl=0",
     ] {
         assert!(info.contains(part), "{part}: {info}");
     }
