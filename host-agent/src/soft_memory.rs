@@ -139,8 +139,8 @@ struct State {
     has_warned: bool,
     /// Rate-limited log of refused clients.
     log: Arc<RejectionLog>,
-    /// Silent clients in the last report, and the limit on their log lines.
-    silent: BTreeSet<Pid>,
+    /// Silent clients that are in the log, and the limit on their log lines.
+    logged_silent: BTreeSet<Pid>,
     silent_log: LogLimit,
 }
 
@@ -156,7 +156,7 @@ impl State {
             last_sample: None,
             has_warned: false,
             log,
-            silent: BTreeSet::new(),
+            logged_silent: BTreeSet::new(),
             silent_log: LogLimit::default(),
         }
     }
@@ -331,21 +331,27 @@ impl State {
         self.adapt();
     }
 
-    /// Logs the clients that have begun to be silent.
+    /// Logs the clients that have begun to be silent. Those above the limit on log lines are logged with a later
+    /// report.
     fn log_silent_clients(&mut self) {
         let silent = self.daemon.clients().filter(|client| client.is_silent);
         let silent: BTreeSet<Pid> = silent.map(|client| client.sample.pid).collect();
-        for pid in silent.difference(&self.silent) {
-            let Some(suppressed) = self.silent_log.count_line() else { break };
-            let program = self.peers.get(pid).map_or("", |peer| peer.program.as_str());
+        self.logged_silent.retain(|pid| silent.contains(pid));
+        for pid in silent {
+            if self.logged_silent.contains(&pid) {
+                continue;
+            }
+            if self.silent_log.count_line().is_none() {
+                return;
+            }
+            let program = self.peers.get(&pid).map_or("", |peer| peer.program.as_str());
             tracing::warn!(
                 pid = pid.0,
                 program,
-                suppressed,
                 "client of soft memory does not answer, or has lost its connection"
             );
+            self.logged_silent.insert(pid);
         }
-        self.silent = silent;
     }
 
     fn report(&self) {

@@ -193,7 +193,7 @@ fn password_is_required_from_all_clients() {
     let file = dir.path().join("password");
     fs::write(&file, "secret\n").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-    let server = CacheServer::start(&["--password-file", file.to_str().unwrap()]);
+    let mut server = CacheServer::start(&["--password-file", file.to_str().unwrap()]);
     assert_eq!(text(&server.cli(&["GET", "key"])), "NOAUTH Authentication required.\n\n");
     assert_eq!(text(&server.cli(&["--no-auth-warning", "-a", "secret", "SET", "key", "1"])), "OK\n");
     assert_eq!(text(&server.cli(&["--no-auth-warning", "-a", "secret", "-3", "GET", "key"])), "1\n");
@@ -201,6 +201,11 @@ fn password_is_required_from_all_clients() {
     client.send(b"*100\r\n").unwrap();
     let error = String::from_utf8(client.receive_to_end()).unwrap();
     assert_eq!(error, "-ERR Protocol error: unauthenticated multibulk length\r\n");
+    assert!(text(&server.cli(&["AUTH", "wrong"])).starts_with("WRONGPASS"));
+    server.terminate();
+    let (_, log) = server.wait();
+    let has_line = |reason: &str| log.lines().any(|line| line.contains(" (pid ") && line.contains(reason));
+    assert!(has_line("wrong user or password") && has_line("unauthenticated multibulk length"), "{log}");
 }
 
 #[test]

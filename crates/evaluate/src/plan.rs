@@ -98,7 +98,8 @@ Each row of the result is a policy with a pool size. DRAM is a fraction of the D
   MISPREDICTED   VMs slowed down beyond --pdm, of the VMs placed after --warm-up. MIGRATIONS is their number: the requests of a monitor
                  that detects all of them
   LOCAL, POOL    memory of each socket and of each pool
-  EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample
+  EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample; with
+                 --slice, static also reduces local memory by the largest use at any time
 With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
 
 JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means that a policy has no such number. In JSON, `results` has
@@ -108,7 +109,7 @@ With --slice, static reduces local memory in the same ratio as the largest local
 BUFFER is the number of slices that each pool needs in addition to its largest use at any time, so that no start waits for released
 slices. REQUIRED, POOL, DRAM and COST do not contain it.
 With --hosts-per-emc, each socket reaches only some EMCs of its pool. All EMCs are then as large as the largest use of any EMC at any
-time, so that REQUIRED and EVENT PEAK are equal. Local memory and offline speeds are still those of a pool whose sockets reach all EMCs.
+time, also in REQUIRED. Local memory and offline speeds are still those of a pool whose sockets reach all EMCs.
 
 Under none and static, VMs are placed as without pools, and local memory is a fraction of the memory without pools. Under frigid and
 full, a VM uses the free local memory of its socket first. Only the rest is on the pool, at most the predicted memory; otherwise, the VM
@@ -153,8 +154,9 @@ different owners; other traces are sorted in memory (about 90 bytes per VM).";
 pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
     args.figure.as_deref().map_or(Ok(()), figure::create_folder)?;
     let plan = compute(args, create_customers)?;
+    let drawn = args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan));
     plan.print(format)?;
-    args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan))
+    drawn
 }
 
 /// Checks the options, and computes the results with the customers of each seed.
@@ -164,9 +166,10 @@ fn compute(args: &Args, customers: CreateCustomers) -> Result<Plan, Failure> {
     options::check_count("--policy", args.policy.len(), PLAN_POLICIES_MAX)?;
     options::check_count("--local-fraction", args.local_fraction.len(), PLAN_LOCAL_FRACTIONS_MAX)?;
     options::check_count("--seed", args.models.seed.len(), PLAN_SEEDS_MAX)?;
-    options::check_different("--pool-sockets", &args.pool_sockets)?;
-    options::check_different("--policy", &args.policy)?;
-    options::check_different("--seed", &args.models.seed)?;
+    options::check_distinct("--pool-sockets", &args.pool_sockets)?;
+    options::check_distinct("--policy", &args.policy)?;
+    options::check_distinct("--local-fraction", &args.local_fraction)?;
+    options::check_distinct("--seed", &args.models.seed)?;
     check_combination(args)?;
     let usage = usage(args)?;
     let fixed_shares: Vec<Fraction> = args.policy.iter().filter_map(|policy| fixed_share(*policy)).collect();
@@ -282,7 +285,7 @@ fn baseline_memory(kind: BaselineKind, runner: &Runner<'_>) -> Result<Bytes, Fai
     }
     let all_local = runner.pass(&[ReplaySpec::ALL_LOCAL])?.swap_remove(0);
     if kind == BaselineKind::SocketPeak {
-        return Ok(Bytes::mib(all_local.report.socket_event_mib.max(1)));
+        return Ok(Bytes::mib(all_local.report.socket_max_mib.max(1)));
     }
     let fraction = search::least_without_pools(runner, &all_local.report)?;
     Ok(runner::part_of(given, fraction).max(Bytes::mib(1)))
@@ -371,8 +374,8 @@ fn policy_runs<'a>(
             }]
         }
         PolicyKind::FixedShare(share) => {
-            // The rounding to slices leaves a different part of each VM in local memory. The local memory is reduced
-            // as much as its largest use.
+            // The rounding to slices leaves a different part of each VM in local memory. The local memory is
+            // reduced as much as its largest use.
             let reduced = |use_mib: u64, all_local_mib: u64| {
                 if all_local_mib == 0 {
                     memory_mib
@@ -383,9 +386,11 @@ fn policy_runs<'a>(
             let run = |(result, slices): &'a ReplayWithSlices| {
                 let (with, without) = (&result.report, &all_local.report);
                 let local_per_socket_mib = reduced(with.socket_peak_mib, without.socket_peak_mib);
+                let at_event_peak_mib = reduced(with.socket_event_mib, without.socket_event_mib);
                 PolicyRun {
                     local_per_socket_mib,
-                    local_at_event_peak_mib: reduced(with.socket_event_mib, without.socket_event_mib),
+                    // Each sample is also an event.
+                    local_at_event_peak_mib: at_event_peak_mib.max(local_per_socket_mib),
                     surplus_local_mib: memory_mib - local_per_socket_mib,
                     ..PolicyRun::new(policy, result, slices)
                 }

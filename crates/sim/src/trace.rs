@@ -108,9 +108,9 @@ pub enum TraceError {
         /// Text of the first row, truncated.
         first: String,
     },
-    /// The header has some of the columns of [`Layout::Named`], but not all.
+    /// The header has the column `vm_id`, but not all others of [`Layout::Named`].
     #[error(
-        "line 1: {first:?}: must be a header with vm_id, arrive_s, depart_s, cores and mem_gb: {} missing",
+        "line 1: {first:?}: a header with vm_id must also have arrive_s, depart_s, cores and mem_gb: missing {}",
         missing.join(", ")
     )]
     MissingColumns {

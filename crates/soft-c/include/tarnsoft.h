@@ -168,7 +168,7 @@ soft_pool_t *soft_pool_create(size_t budget_pages);
  * budget, and connects again. If the daemon refuses the process for 5 seconds, the pool gives its budget up.
  *
  * A process has at most one connected pool. A pool stays connected while it or one of its contexts exists. The function
- * waits up to 2 seconds for the end of an earlier connection, and then fails with SOFT_ERROR_ALREADY_CONNECTED.
+ * waits up to 3 seconds for the end of an earlier connection, and then fails with SOFT_ERROR_ALREADY_CONNECTED.
  *
  * Returns NULL on failure: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_DAEMON, SOFT_ERROR_ALREADY_CONNECTED, or an error of
  * soft_pool_create().

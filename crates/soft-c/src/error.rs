@@ -79,19 +79,21 @@ pub fn message(number: i32) -> &'static CStr {
 /// Returns the message of the last error of this thread, valid until the next [`connect_failed`].
 pub fn last_message() -> *const c_char {
     let number = last();
-    if number == Error::Daemon as i32 {
-        DAEMON_MESSAGE.with_borrow(|message| message.as_ptr())
-    } else {
-        message(number).as_ptr()
-    }
+    let of_daemon = || DAEMON_MESSAGE.try_with(|message| message.borrow().as_ptr()).ok();
+    // At the end of a thread, the description may be gone already.
+    let described = if number == Error::Daemon as i32 { of_daemon() } else { None };
+    described.unwrap_or_else(|| message(number).as_ptr())
 }
 
-/// Returns the error of a failed connection, and keeps its description for [`last_message`].
+/// Returns the error of a failed connection, and keeps the description of an [`Error::Daemon`] for [`last_message`].
 pub fn connect_failed(failure: ConnectError) -> Error {
-    // A path of C code contains no zero byte.
-    let text = CString::new(failure.to_string()).unwrap_or_default();
-    DAEMON_MESSAGE.set(text);
-    failure.into()
+    let description = CString::new(failure.to_string());
+    let error = failure.into();
+    if error == Error::Daemon {
+        let text = description.unwrap_or_else(|_| message(error as i32).to_owned());
+        let _ = DAEMON_MESSAGE.try_with(|message| message.replace(text)); // fails at the end of a thread
+    }
+    error
 }
 
 impl From<HandleError> for Error {

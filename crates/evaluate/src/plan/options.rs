@@ -360,18 +360,22 @@ pub(super) fn parse_interval(text: &str) -> Result<Ns, String> {
 }
 
 /// Parses a number above 0.
+/// Range of prices, speeds and GiB per core.
+const NUMBER_MIN: f64 = 1e-6;
+const NUMBER_MAX: f64 = 1e9;
+
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number
-        .filter(|number| (1e-6..=1e9).contains(number))
-        .ok_or_else(|| "must be a number between 0.000001 and 1000000000".to_owned())
+        .filter(|number| (NUMBER_MIN..=NUMBER_MAX).contains(number))
+        .ok_or_else(|| format!("must be a number between {NUMBER_MIN} and {NUMBER_MAX}"))
 }
 
 /// Checks that the values of an option differ.
 ///
 /// # Errors
 /// [`Failure::InvalidValue`] if a value is repeated.
-pub(super) fn check_different<T: PartialEq + ToString>(
+pub(super) fn check_distinct<T: PartialEq + ToString>(
     option: &'static str,
     values: &[T],
 ) -> Result<(), Failure> {

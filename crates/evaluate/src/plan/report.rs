@@ -63,6 +63,9 @@ pub(super) struct Plan {
     pub baseline: Baseline,
     pub models: ModelSummary,
     pub trace: TraceSummary,
+    /// Properties of the input that make the results misleading.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Results of all seeds.
     pub results: Vec<PolicyResult>,
     /// Spread of each result over the seeds, in the order of the results of one seed.
@@ -163,7 +166,9 @@ impl Plan {
             };
             run.report.pools.iter().enumerate().map(result).collect::<Vec<_>>()
         };
+        let results: Vec<_> = runs.iter().flat_map(of_run).collect();
         Self {
+            notes: notes(args.baseline, cluster, all_local, &results),
             baseline: Baseline {
                 kind: args.baseline,
                 sockets: cluster.sockets,
@@ -187,7 +192,7 @@ impl Plan {
                 running_max: all_local.running_max,
                 samples: all_local.samples,
             },
-            results: runs.iter().flat_map(of_run).collect(),
+            results,
             spread: Vec::new(),
         }
     }
@@ -236,7 +241,7 @@ impl Plan {
                 seeds(&models.seeds)
             )
         };
-        let notes = self.notes();
+        let notes: String = self.notes.iter().map(|note| format!("NOTE: {note}\n")).collect();
         let spread = if self.spread.is_empty() {
             String::new()
         } else {
@@ -257,20 +262,6 @@ impl Plan {
             baseline.largest_socket_peak_gib,
             rows(&self.results, all_columns || baseline.cost_usd.is_some() || models.seeds.len() > 1),
         )
-    }
-
-    /// Returns a line for each property of the input that makes the results misleading.
-    fn notes(&self) -> String {
-        let mut notes = String::new();
-        let Baseline { kind, gib_per_socket, largest_socket_peak_gib, .. } = &self.baseline;
-        if *kind == BaselineKind::Given && *largest_socket_peak_gib < SURPLUS_MAX * gib_per_socket {
-            notes += "NOTE: no socket uses its memory without pools. Savings under frigid and full contain this surplus: \
-                      consider --baseline least\n";
-        }
-        if self.trace.samples < SAMPLES_MIN {
-            notes += "NOTE: there are few samples: compare REQUIRED with EVENT PEAK (-o wide)\n";
-        }
-        notes
     }
 
     /// Returns, for each row of the results of one seed, the results of all seeds.
@@ -300,6 +291,29 @@ impl Plan {
             writer.into_inner().map_err(|error| Failure::Output(io::Error::other(error.to_string())))?;
         Ok(String::from_utf8(bytes).expect("the cells are UTF-8"))
     }
+}
+
+/// Returns the properties of the input that make the results misleading.
+fn notes(
+    baseline: BaselineKind,
+    cluster: &Cluster,
+    all_local: &ReplayReport,
+    results: &[PolicyResult],
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    let used = all_local.socket_max_mib as f64 * f64::from(cluster.sockets) / cluster.total_mib() as f64;
+    let has_pools = results.iter().any(|result| result.gib_per_pool > 0.0);
+    if baseline == BaselineKind::Given && used < SURPLUS_MAX && has_pools {
+        notes.push(format!(
+            "at most {:.0} % of the memory of a socket are in use without pools. Savings contain the rest: consider \
+             --baseline least",
+            100.0 * used
+        ));
+    }
+    if all_local.samples < SAMPLES_MIN {
+        notes.push("there are few samples: compare REQUIRED with EVENT PEAK (-o wide)".to_owned());
+    }
+    notes
 }
 
 /// Row of the CSV output.

@@ -315,6 +315,34 @@ fn larger_use_between_samples_counts_as_event_peak() {
 }
 
 #[test]
+fn event_peaks_need_at_least_the_memory_of_samples() {
+    // At the event peak, a larger part of the memory of the fullest socket is on a pool than in samples.
+    let rows = "0,0,100,1,1,a\n1,1,2,1,7,a\n";
+    for interval in ["1s", "50s"] {
+        for share in ["0.1", "0.5", "0.9"] {
+            let options = SMALL.replace("--sample 1s", &format!("--sample {interval}"));
+            let plan = plan_of(rows, &format!("{options} --policy static={share} --slice 1GiB")).unwrap();
+            let row = &plan.results[0];
+            assert!(row.dram_required_at_event_peak >= row.dram_required, "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn misleading_inputs_have_notes() {
+    let notes = |rows: &str, options: &str| plan_of(rows, &format!("{SMALL} {options}")).unwrap().notes;
+    let (half, full) = ("0,0,200,1,4,a\n", "0,0,200,1,8,a\n");
+    let surplus = "at most 50 % of the memory of a socket are in use without pools. Savings contain the rest: \
+                   consider --baseline least";
+    assert_eq!(notes(half, "--policy static=0.5"), [surplus]);
+    assert_eq!(notes(half, "--policy none"), [""; 0]);
+    assert_eq!(notes(half, "--policy static=0.5 --baseline least"), [""; 0]);
+    assert_eq!(notes(full, "--policy static=0.5"), [""; 0]);
+    let few = notes("0,0,20,1,8,a\n", "--policy static=0.5");
+    assert_eq!(few, ["there are few samples: compare REQUIRED with EVENT PEAK (-o wide)"]);
+}
+
+#[test]
 fn starts_beyond_the_limits_of_the_ledger_are_an_error() {
     let rows = "0,0,10,1,16,a\n1,0,10,1,16,a\n";
     let options = SMALL.replace("--gib-per-core 2", "--gib-per-core 4");

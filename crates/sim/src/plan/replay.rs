@@ -95,6 +95,7 @@ pub struct Replay {
     running_max: usize,
     socket_peak_mib: u64,
     socket_event_mib: u64,
+    socket_max_mib: u64,
     /// Stranded memory at the last sample.
     stranded_mib: u64,
     stranded_mib_sum: f64,
@@ -128,8 +129,10 @@ pub struct ReplayReport {
     pub running_max: usize,
     /// Largest local use of a socket in a sample, in MiB.
     pub socket_peak_mib: u64,
-    /// Largest local use of a socket at any time, in MiB.
+    /// Largest local use of a socket at any time from the first sample on, in MiB.
     pub socket_event_mib: u64,
+    /// Largest local use of a socket at any time, in MiB.
+    pub socket_max_mib: u64,
     /// Mean over the samples of the free local memory on sockets without free cores, in MiB: no VM can
     /// use it (Pond, section 2). 0 without samples.
     pub stranded_mean_mib: f64,
@@ -209,6 +212,7 @@ impl Replay {
             running_max: 0,
             socket_peak_mib: 0,
             socket_event_mib: 0,
+            socket_max_mib: 0,
             stranded_mib: 0,
             stranded_mib_sum: 0.0,
             full_sockets: 0,
@@ -283,12 +287,15 @@ impl Replay {
         self.sockets.allocate(socket, cores, mib);
         let local_used = &mut self.local_used_mib[socket as usize];
         *local_used += local_mib;
-        self.socket_event_mib = self.socket_event_mib.max(*local_used);
+        self.socket_max_mib = self.socket_max_mib.max(*local_used);
+        let counts_as_event = vm.arrive >= self.sampler.times.first;
+        if counts_as_event {
+            self.socket_event_mib = self.socket_event_mib.max(*local_used);
+        }
         self.used_mib += mib;
         self.running.push(Reverse(RunningVm { depart, socket, cores, mib, local_mib, pool_mib }));
         self.running_max = self.running_max.max(self.running.len());
         self.sampler.is_changed = true;
-        let counts_as_event = vm.arrive >= self.sampler.times.first;
         for pool_use in &mut self.pools {
             let used = &mut pool_use.used_mib[(socket % pool_use.peaks.pools) as usize];
             *used += pool_mib;
@@ -338,6 +345,7 @@ impl Replay {
         (self.stranded_mib, self.full_sockets) = (0, 0);
         for (socket, used) in (0..).zip(&self.local_used_mib) {
             self.socket_peak_mib = self.socket_peak_mib.max(*used);
+            self.socket_event_mib = self.socket_event_mib.max(*used);
             if self.sockets.free_cores(socket) == 0 {
                 self.stranded_mib += self.local_limit_mib - used;
                 self.full_sockets += 1;
@@ -365,6 +373,7 @@ impl Replay {
             running_max: self.running_max,
             socket_peak_mib: self.socket_peak_mib,
             socket_event_mib: self.socket_event_mib,
+            socket_max_mib: self.socket_max_mib,
             stranded_mean_mib: mean(self.stranded_mib_sum),
             full_sockets_mean: mean(self.full_sockets_sum),
             used_mean_mib: mean(self.used_mib_sum),

@@ -125,8 +125,8 @@ pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns,
     }
     let row = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
     let shown = row.chars().take(SHOWN_ROW_CHARS_MAX).collect();
-    let missing: Vec<_> = NAMED_COLUMNS.into_iter().filter(|name| find(first, name).is_none()).collect();
-    if missing.len() < NAMED_COLUMNS.len() {
+    if find(first, NAMED_COLUMNS[0]).is_some() {
+        let missing = NAMED_COLUMNS.into_iter().filter(|name| find(first, name).is_none()).collect();
         return Err(TraceError::MissingColumns { first: shown, missing });
     }
     Err(TraceError::UnknownLayout { first: shown })

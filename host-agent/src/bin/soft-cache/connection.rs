@@ -94,7 +94,7 @@ pub async fn serve(
     match connection.run().await {
         Ok(()) => {}
         Err(Closure::Io(error)) => {
-            tracing::debug!(client = connection.session.client(), %error, "connection failed");
+            tracing::debug!(client = %connection.session.client(), %error, "connection failed");
         }
         Err(closure) => {
             server.counters.closed.fetch_add(1, Ordering::Relaxed);

@@ -120,8 +120,12 @@ impl Listener {
         while !server.is_stopping() {
             tokio::select! {
                 accepted = self.accept() => match accepted {
-                    Ok((Client::Tcp(stream), peer)) => admit(&mut clients, stream, peer, &server, TcpStream::try_write),
-                    Ok((Client::Unix(stream), peer)) => admit(&mut clients, stream, peer, &server, UnixStream::try_write),
+                    Ok((Client::Tcp(stream), peer)) => {
+                        admit(&mut clients, stream, peer, &server, TcpStream::try_write);
+                    }
+                    Ok((Client::Unix(stream), peer)) => {
+                        admit(&mut clients, stream, peer, &server, UnixStream::try_write);
+                    }
                     Err(error) => {
                         server.log.log(&"listening socket", &error);
                         tokio::time::sleep(SOFT_CACHE_ACCEPT_RETRY.as_duration()).await;
@@ -144,8 +148,11 @@ impl Listener {
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
-                let peer = stream.peer_cred()?;
-                Ok((Client::Unix(stream), Peer::Unix { pid: peer.pid(), uid: peer.uid() }))
+                let peer = stream.peer_cred().map_or(Peer::Unknown, |process| Peer::Unix {
+                    pid: process.pid().unwrap_or(0),
+                    uid: process.uid(),
+                });
+                Ok((Client::Unix(stream), peer))
             }
         }
     }

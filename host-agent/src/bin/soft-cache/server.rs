@@ -46,8 +46,10 @@ pub struct Server {
     pub clients_max: u32,
     /// Counts of events.
     pub counters: Counters,
-    /// Rate-limited log of rejected clients, wrong passwords and closed connections.
+    /// Rate-limited log of rejected clients and closed connections.
     pub log: RejectionLog,
+    /// The same for wrong passwords, which a client can send in large numbers.
+    pub password_log: RejectionLog,
     started: Instant,
     clients: AtomicUsize,
     /// Size of the buffers of all connections.
@@ -79,6 +81,7 @@ impl Server {
             clients_max,
             counters: Counters::default(),
             log: RejectionLog::default(),
+            password_log: RejectionLog::default(),
             started: Instant::now(),
             clients: AtomicUsize::new(0),
             buffer_bytes: AtomicUsize::new(0),

@@ -9,17 +9,33 @@ use crate::{answer::Answer, reply::Protocol, request::RequestLimits};
 pub enum Peer {
     /// Address and port.
     Tcp(SocketAddr),
-    /// Process that connected to the unix socket, and its user; `None` if the kernel does not know it.
-    Unix { pid: Option<i32>, uid: u32 },
+    /// Process that connected to the unix socket, and its user. The process ID is 0 if the process is outside the PID
+    /// namespace of the server.
+    Unix { pid: i32, uid: u32 },
+    /// The kernel does not report the process.
+    Unknown,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
-            Self::Unix { pid: Some(pid), uid } => write!(f, "process {pid} of user {uid}"),
-            Self::Unix { pid: None, uid } => write!(f, "a process of user {uid}"),
+            Self::Unix { pid, uid } => write!(f, "pid {pid}, uid {uid}"),
+            Self::Unknown => f.write_str("unknown process"),
         }
+    }
+}
+
+/// Number and address of a client, for the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    id: u64,
+    peer: Peer,
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client {} ({})", self.id, self.peer)
     }
 }
 
@@ -62,13 +78,25 @@ impl Session {
         }
     }
 
-    /// Returns a name of the client for the log.
-    pub fn client(&self) -> String {
-        format!("client {} at {}", self.id, self.peer)
+    /// Returns the number and address of the client.
+    pub fn client(&self) -> Client {
+        Client { id: self.id, peer: self.peer }
     }
 
     /// Returns the limits of the client's requests.
     pub fn limits(&self) -> RequestLimits {
         if self.is_authenticated { RequestLimits::Full } else { RequestLimits::NewClient }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_is_shown_with_its_address() {
+        let shown = |peer| Session::new(7, peer, true).client().to_string();
+        assert_eq!(shown(Peer::Tcp(([127, 0, 0, 1], 5000).into())), "client 7 (127.0.0.1:5000)");
+        assert_eq!(shown(Peer::Unix { pid: 12, uid: 3 }), "client 7 (pid 12, uid 3)");
     }
 }

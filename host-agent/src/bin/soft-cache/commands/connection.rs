@@ -60,7 +60,7 @@ pub fn auth(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandErro
 fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<(), CommandError> {
     let is_right = call.server.password.as_ref().is_none_or(|right| right.matches(password));
     if user != USER || !is_right {
-        call.server.log.log(&call.session.client(), &"wrong user or password");
+        call.server.password_log.log(&call.session.client(), &"wrong user or password");
         return Err(CommandError::WrongPassword);
     }
     call.session.is_authenticated = true;

@@ -199,6 +199,7 @@ fn keyspace_fields(server: &Server) -> Vec<Field> {
     let ExpiringValues { values, mean_ttl_ms } = server.store.expiring_values();
     match server.store.len() {
         0 => Vec::new(),
+        // Values may have been removed since the search.
         keys => {
             vec![("db0", format!("keys={keys},expires={},avg_ttl={mean_ttl_ms}", values.min(keys as u64)))]
         }

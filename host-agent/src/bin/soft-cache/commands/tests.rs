@@ -14,7 +14,7 @@ use crate::{
     session::{Peer, Session},
 };
 
-const PEER: Peer = Peer::Unix { pid: Some(1), uid: 0 };
+const PEER: Peer = Peer::Unix { pid: 1, uid: 0 };
 
 /// Server and one client.
 struct Rig {
