@@ -97,9 +97,10 @@ Each row of the result is a policy with a pool size. DRAM is a fraction of the D
   STRANDED       mean free local memory on sockets without free cores
   MISPREDICTED   VMs slowed down beyond --pdm, of the VMs placed after --warm-up. MIGRATIONS is their number: the requests of a monitor
                  that detects all of them
+  SERVED         mean memory of the running VMs, of that without pools (-o wide)
   LOCAL, POOL    memory of each socket and of each pool
   EVENT PEAK     REQUIRED if each pool is as large as its largest use at any time after --warm-up, instead of in a sample; with
-                 --slice, static also reduces local memory by the largest use at any time
+                 --slice, static has the larger of the local memories for the largest use in a sample and at any time
 With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
 
 JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means that a policy has no such number. In JSON, `results` has
@@ -224,6 +225,11 @@ fn check_combination(args: &Args) -> Result<(), Failure> {
     }
     if args.predicts() && args.placement == Placement::AsTraced && args.local_fraction.is_empty() {
         return usage_error("--placement as-traced: requires --local-fraction with --policy frigid and full");
+    }
+    if args.slices.slice.0.is_none() && args.slices.is_changed() {
+        return usage_error(
+            "--emcs-per-host, --hosts-per-emc and --offline-gib-per-s: require --slice with a size",
+        );
     }
     if args.figure.is_some() && args.local_fraction.len() > 1 {
         return usage_error("--figure: requires at most one --local-fraction");

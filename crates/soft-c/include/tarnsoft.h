@@ -148,7 +148,7 @@ const char *soft_error_string(int error);
 /*
  * Returns a description of the last error of the calling thread. For SOFT_ERROR_DAEMON, it contains the path of the
  * socket and the reason, for example that the user is not permitted. The string is valid until the thread calls
- * soft_pool_connect() or ends.
+ * soft_pool_connect() or ends, in the main thread also in functions of atexit().
  */
 const char *soft_last_error_message(void);
 

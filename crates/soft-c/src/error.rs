@@ -1,8 +1,8 @@
 //! Error codes. `include/tarnsoft.h` contains the same numbers.
 
 use std::{
-    cell::{Cell, RefCell},
-    ffi::{CStr, CString, c_char},
+    cell::Cell,
+    ffi::{CStr, c_char},
 };
 
 use soft::{HandleError, PoolError, SoftError, client::ConnectError, protocol::Refusal};
@@ -49,11 +49,15 @@ const MESSAGES: [(Error, &CStr); 16] = [
     (Error::AlreadyConnected, c"the process has a connected pool already, or contexts of one"),
 ];
 
+/// Size of a description. The path of a socket has at most 108 bytes.
+const MESSAGE_BYTES: usize = 512;
+
 thread_local! {
     /// Number of the last error of this thread, or 0.
     static LAST: Cell<i32> = const { Cell::new(0) };
-    /// Description of the last [`Error::Daemon`] of this thread.
-    static DAEMON_MESSAGE: RefCell<CString> = RefCell::default();
+    /// Description of the last [`Error::Daemon`] of this thread, with a zero byte at its end. It has no destructor, so
+    /// that it is valid until the thread has ended, also in functions of atexit().
+    static DAEMON_MESSAGE: Cell<[u8; MESSAGE_BYTES]> = const { Cell::new([0; MESSAGE_BYTES]) };
 }
 
 /// Returns the number of the last error of this thread, or 0.
@@ -79,21 +83,32 @@ pub fn message(number: i32) -> &'static CStr {
 /// Returns the message of the last error of this thread, valid until the next [`connect_failed`].
 pub fn last_message() -> *const c_char {
     let number = last();
-    let of_daemon = || DAEMON_MESSAGE.try_with(|message| message.borrow().as_ptr()).ok();
-    // At the end of a thread, the description may be gone already.
-    let described = if number == Error::Daemon as i32 { of_daemon() } else { None };
-    described.unwrap_or_else(|| message(number).as_ptr())
+    if number == Error::Daemon as i32 {
+        DAEMON_MESSAGE.with(|message| message.as_ptr().cast_const().cast())
+    } else {
+        message(number).as_ptr()
+    }
 }
 
 /// Returns the error of a failed connection, and keeps the description of an [`Error::Daemon`] for [`last_message`].
 pub fn connect_failed(failure: ConnectError) -> Error {
-    let description = CString::new(failure.to_string());
+    let text = failure.to_string();
     let error = failure.into();
     if error == Error::Daemon {
-        let text = description.unwrap_or_else(|_| message(error as i32).to_owned());
-        let _ = DAEMON_MESSAGE.try_with(|message| message.replace(text)); // fails at the end of a thread
+        DAEMON_MESSAGE.set(terminated(&text));
     }
     error
+}
+
+/// Returns the start of a text with a zero byte at its end.
+fn terminated(text: &str) -> [u8; MESSAGE_BYTES] {
+    let mut end = text.len().min(MESSAGE_BYTES - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut bytes = [0; MESSAGE_BYTES];
+    bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
+    bytes
 }
 
 impl From<HandleError> for Error {
@@ -148,6 +163,13 @@ mod tests {
             assert_eq!((error as i32, super::message(number)), (number, message));
         }
         assert_eq!((message(0), message(-1), message(17)), (c"no error", c"unknown error", c"unknown error"));
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        let bytes = terminated(&"ä".repeat(MESSAGE_BYTES));
+        assert_eq!((&bytes[MESSAGE_BYTES - 4..], bytes[0]), (&[0xc3, 0xa4, 0, 0][..], 0xc3));
+        assert_eq!(terminated("ab")[..3], *b"ab\0");
     }
 
     #[test]

@@ -80,6 +80,16 @@ static struct soft_context_stats context_stats(soft_context_t *context)
     return stats;
 }
 
+static const char *connect_message;
+
+/* The message is valid until the main thread has ended. */
+static void check_message_at_exit(void)
+{
+    if (strstr(connect_message, "/nonexistent/soft.sock") == NULL) {
+        abort();
+    }
+}
+
 static void test_invalid_arguments(void)
 {
     soft_pool_t *pool = new_pool(4);
@@ -107,7 +117,9 @@ static void test_invalid_arguments(void)
     CHECK_LAST(SOFT_ERROR_INVALID_ARGUMENT);
     CHECK(soft_pool_connect("/nonexistent/soft.sock", 1) == NULL);
     CHECK_LAST(SOFT_ERROR_DAEMON);
-    CHECK(strstr(soft_last_error_message(), "/nonexistent/soft.sock: No such file or directory") != NULL);
+    connect_message = soft_last_error_message();
+    CHECK(strstr(connect_message, "/nonexistent/soft.sock: No such file or directory") != NULL);
+    CHECK(atexit(check_message_at_exit) == 0);
     CHECK(soft_pool_create(SIZE_MAX) == NULL);
     CHECK_LAST(SOFT_ERROR_TOO_LARGE);
     CHECK(strcmp(soft_last_error_message(), "the size exceeds the maximum") == 0);

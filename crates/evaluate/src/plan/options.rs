@@ -167,6 +167,11 @@ impl Slices {
         })
     }
 
+    /// Returns whether an option other than --slice differs from its default.
+    pub(super) fn is_changed(&self) -> bool {
+        self.emcs_per_host != 1 || self.hosts_per_emc.is_some() || self.offline_gib_per_s != 1.0
+    }
+
     /// Returns the attachment of the sockets to EMCs.
     pub(super) fn attachment(&self) -> Attachment {
         Attachment { emcs_per_host: self.emcs_per_host, hosts_per_emc: self.hosts_per_emc }

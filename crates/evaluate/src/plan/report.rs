@@ -13,7 +13,7 @@ use sim::plan::{
     result::DramNeed,
     slices::SliceReport,
 };
-use units::Fraction;
+use units::{Fraction, Ns};
 
 use super::{
     Args,
@@ -81,7 +81,7 @@ pub(super) struct Baseline {
     pub cores_per_socket: u32,
     pub gib_per_socket: f64,
     pub dram_gib: f64,
-    /// Largest memory in use on a socket in a sample.
+    /// Largest memory in use on a socket at any time.
     pub largest_socket_peak_gib: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
@@ -129,6 +129,8 @@ pub(super) struct PolicyResult {
     pub mispredicted: Option<f64>,
     pub migrations: Option<u64>,
     pub buffer_slices: Option<u64>,
+    /// Mean memory of the running VMs, as a fraction of that without pools.
+    pub memory_served: f64,
     /// `dram_required` if each pool is as large as its largest use at any time.
     pub dram_required_at_event_peak: f64,
     pub local_fraction: f64,
@@ -162,20 +164,21 @@ impl Plan {
         let of_run = |run: &PolicyRun<'_>| {
             let result = |(at, peaks)| PolicyResult {
                 seed,
+                memory_served: served(run.report, all_local),
                 ..PolicyResult::new(cluster, args, run, peaks, run.slices.get(at))
             };
             run.report.pools.iter().enumerate().map(result).collect::<Vec<_>>()
         };
         let results: Vec<_> = runs.iter().flat_map(of_run).collect();
         Self {
-            notes: notes(args.baseline, cluster, all_local, &results),
+            notes: notes(args, cluster, all_local, &results),
             baseline: Baseline {
                 kind: args.baseline,
                 sockets: cluster.sockets,
                 cores_per_socket: cluster.cores_per_socket,
                 gib_per_socket: dram_gib / f64::from(cluster.sockets),
                 dram_gib,
-                largest_socket_peak_gib: all_local.socket_peak_mib as f64 / MIB_PER_GIB,
+                largest_socket_peak_gib: all_local.socket_max_mib as f64 / MIB_PER_GIB,
                 cost_usd: args.prices.dram_usd_per_gib.map(|usd| usd * dram_gib),
             },
             models: ModelSummary {
@@ -293,22 +296,25 @@ impl Plan {
     }
 }
 
+/// Returns the mean memory of the running VMs, as a fraction of that without pools.
+fn served(report: &ReplayReport, all_local: &ReplayReport) -> f64 {
+    if all_local.used_mean_mib > 0.0 { report.used_mean_mib / all_local.used_mean_mib } else { 1.0 }
+}
+
 /// Returns the properties of the input that make the results misleading.
-fn notes(
-    baseline: BaselineKind,
-    cluster: &Cluster,
-    all_local: &ReplayReport,
-    results: &[PolicyResult],
-) -> Vec<String> {
+fn notes(args: &Args, cluster: &Cluster, all_local: &ReplayReport, results: &[PolicyResult]) -> Vec<String> {
     let mut notes = Vec::new();
     let used = all_local.socket_max_mib as f64 * f64::from(cluster.sockets) / cluster.total_mib() as f64;
     let has_pools = results.iter().any(|result| result.gib_per_pool > 0.0);
-    if baseline == BaselineKind::Given && used < SURPLUS_MAX && has_pools {
+    if args.baseline == BaselineKind::Given && used < SURPLUS_MAX && has_pools {
         notes.push(format!(
             "at most {:.0} % of the memory of a socket are in use without pools. Savings contain the rest: consider \
              --baseline least",
             100.0 * used
         ));
+    }
+    if args.warm_up > Ns::ZERO && all_local.first_arrival.is_some_and(|first| first >= args.warm_up) {
+        notes.push("the first VM arrives after --warm-up: samples count an empty cluster".to_owned());
     }
     if all_local.samples < SAMPLES_MIN {
         notes.push("there are few samples: compare REQUIRED with EVENT PEAK (-o wide)".to_owned());
@@ -328,6 +334,7 @@ struct CsvRow {
     mispredicted: Option<f64>,
     migrations: Option<u64>,
     buffer_slices: Option<u64>,
+    memory_served: f64,
     dram_required_at_event_peak: f64,
     local_fraction: f64,
     local_gib_per_socket: f64,
@@ -358,6 +365,7 @@ impl CsvRow {
             mispredicted: result.mispredicted,
             migrations: result.migrations,
             buffer_slices: result.buffer_slices,
+            memory_served: result.memory_served,
             dram_required_at_event_peak: result.dram_required_at_event_peak,
             local_fraction: result.local_fraction,
             local_gib_per_socket: result.local_gib_per_socket,
@@ -406,6 +414,7 @@ impl PolicyResult {
             policy: run.policy,
             pool_sockets: peaks.pool_sockets,
             seed: None,
+            memory_served: 1.0,
             dram_required: sampled.required,
             dram_saved: sampled.saved(),
             rejected: run.report.rejected(),
@@ -489,6 +498,7 @@ impl Row for PolicyResult {
             r.mispredicted.map_or("-".to_owned(), |share| format!("{:.2} %", 100.0 * share))
         }),
         wide("MIGRATIONS", |r| r.migrations.map_or("-".to_owned(), |count| count.to_string())),
+        wide("SERVED", |r| percent(r.memory_served)),
         wide("EVENT PEAK", |r| percent(r.dram_required_at_event_peak)),
         col("LOCAL", |r| format!("{:.1}GiB", r.local_gib_per_socket)),
         col("POOLS", |r| r.pools.to_string()),

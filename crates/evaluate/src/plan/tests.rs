@@ -251,6 +251,10 @@ fn options_without_effect_are_rejected() {
     let rows = "0,0,3,1,1,a\n";
     let cases = [
         ("--policy frigid", "--policy frigid and full: require --usage, to model the touched memory"),
+        (
+            "--slice none --emcs-per-host 2",
+            "--emcs-per-host, --hosts-per-emc and --offline-gib-per-s: require --slice with a size",
+        ),
         ("--local-fraction 0.5", "--local-fraction: requires --policy frigid or full"),
         ("--policy none,static=0.5,none", "--policy: \"none\" must not be repeated"),
     ];
@@ -338,6 +342,9 @@ fn misleading_inputs_have_notes() {
     assert_eq!(notes(half, "--policy none"), [""; 0]);
     assert_eq!(notes(half, "--policy static=0.5 --baseline least"), [""; 0]);
     assert_eq!(notes(full, "--policy static=0.5"), [""; 0]);
+    let options = SMALL.replace("--warm-up 0", "--warm-up 1d");
+    let late = plan_of("0,100000,100200,1,8,a\n", &format!("{options} --policy static=0.5")).unwrap();
+    assert_eq!(late.notes, ["the first VM arrives after --warm-up: samples count an empty cluster"]);
     let few = notes("0,0,20,1,8,a\n", "--policy static=0.5");
     assert_eq!(few, ["there are few samples: compare REQUIRED with EVENT PEAK (-o wide)"]);
 }

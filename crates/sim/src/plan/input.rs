@@ -46,7 +46,9 @@ pub enum PlanInputError {
     #[error("the trace has no rows: must have at least one VM")]
     NoVms,
     /// A VM arrives before the VM of an earlier row, so that the trace must be sorted.
-    #[error("line {line}: arrives before the VM of an earlier row")]
+    #[error(
+        "line {line}: arrives before the VM of an earlier row: a trace in another order must be a regular file"
+    )]
     OutOfOrder {
         /// Line number of the VM.
         line: u64,
@@ -280,7 +282,10 @@ mod tests {
     fn vms_are_sorted_by_arrival_and_number() {
         assert_eq!(sorted_cores("9,5,,1,1,,\n10,5,,2,1,,\n8,6,,3,1,,\n7,,,4,1,,\n"), [4, 1, 2, 3]);
         assert_eq!(sorted_cores("b,5,,1,1,,\na,5,,2,1,,\n10,5,,3,1,,\n9,5,,4,1,,\n"), [4, 3, 1, 2]);
-        assert_eq!(error("9,5,,1,1,,\n8,5,,1,1,,\n"), "line 3: arrives before the VM of an earlier row");
+        assert_eq!(
+            error("9,5,,1,1,,\n8,5,,1,1,,\n"),
+            "line 3: arrives before the VM of an earlier row: a trace in another order must be a regular file"
+        );
     }
 
     #[test]

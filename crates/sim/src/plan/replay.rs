@@ -96,6 +96,7 @@ pub struct Replay {
     socket_peak_mib: u64,
     socket_event_mib: u64,
     socket_max_mib: u64,
+    first_arrival: Option<Ns>,
     /// Stranded memory at the last sample.
     stranded_mib: u64,
     stranded_mib_sum: f64,
@@ -133,6 +134,8 @@ pub struct ReplayReport {
     pub socket_event_mib: u64,
     /// Largest local use of a socket at any time, in MiB.
     pub socket_max_mib: u64,
+    /// Arrival of the first VM; `None` without VMs.
+    pub first_arrival: Option<Ns>,
     /// Mean over the samples of the free local memory on sockets without free cores, in MiB: no VM can
     /// use it (Pond, section 2). 0 without samples.
     pub stranded_mean_mib: f64,
@@ -213,6 +216,7 @@ impl Replay {
             socket_peak_mib: 0,
             socket_event_mib: 0,
             socket_max_mib: 0,
+            first_arrival: None,
             stranded_mib: 0,
             stranded_mib_sum: 0.0,
             full_sockets: 0,
@@ -244,6 +248,7 @@ impl Replay {
         self.depart_until(vm.arrive);
         self.sample_before(vm.arrive);
         self.counts.vms += 1;
+        self.first_arrival.get_or_insert(vm.arrive);
         if vm.depart <= vm.arrive {
             self.counts.instant += 1;
             return Outcome::Instant;
@@ -374,6 +379,7 @@ impl Replay {
             socket_peak_mib: self.socket_peak_mib,
             socket_event_mib: self.socket_event_mib,
             socket_max_mib: self.socket_max_mib,
+            first_arrival: self.first_arrival,
             stranded_mean_mib: mean(self.stranded_mib_sum),
             full_sockets_mean: mean(self.full_sockets_sum),
             used_mean_mib: mean(self.used_mib_sum),

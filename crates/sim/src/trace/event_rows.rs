@@ -12,6 +12,7 @@ use super::{
     field::Field,
     layout::{EVENT_COLUMNS, JoinedColumn, check_column_count, line_of},
     read_row,
+    row_limit::RowLimit,
 };
 
 /// Values of the column `type`.
@@ -27,7 +28,7 @@ pub(super) type JoinedRows = VecDeque<Result<ByteRecord, MalformedRow>>;
 /// # Errors
 /// Returns [`TraceError`] if the input cannot be read, or has too many rows.
 pub(super) fn join<R: io::Read>(
-    rows: &mut csv::Reader<R>,
+    rows: &mut csv::Reader<RowLimit<R>>,
     columns: [usize; EVENT_COLUMNS.len()],
     count: usize,
 ) -> Result<JoinedRows, TraceError> {
@@ -73,6 +74,13 @@ fn add_event(
                 malformed("vmid", id, "must be the ID of a VM that was created and not deleted")
             })?;
             if let Ok(created) = &mut joined[at] {
+                // Checked here, because the joined row has the line of the creation.
+                if let (Some(from), Some(to)) =
+                    (number(&created[JoinedColumn::Arrive as usize]), number(time))
+                    && to < from
+                {
+                    return Err(malformed("time", time, "must not be before the arrival"));
+                }
                 let [arrive, cores, memory] =
                     [JoinedColumn::Arrive, JoinedColumn::Cores, JoinedColumn::Memory]
                         .map(|column| created[column as usize].to_vec());
@@ -82,6 +90,10 @@ fn add_event(
         }
         other => Err(malformed("type", other, "must be 0 (creation) or 1 (deletion)")),
     }
+}
+
+fn number(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// Creates a row with the columns of [`JoinedColumn`], at the position of another row.

@@ -2,6 +2,7 @@
 //! `field.rs` validates the values.
 
 use csv::ByteRecord;
+use rustc_hash::FxHashSet;
 
 use super::{
     MalformedRow, TraceError,
@@ -103,6 +104,27 @@ pub(super) enum FirstRow {
 
 /// Detects the layout and the columns from the first row.
 pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns, FirstRow), TraceError> {
+    let detected = find_layout(first)?;
+    if detected.2 == FirstRow::Header {
+        check_distinct(first)?;
+    }
+    Ok(detected)
+}
+
+fn check_distinct(header: &ByteRecord) -> Result<(), TraceError> {
+    let mut names = FxHashSet::default();
+    let repeated =
+        header.iter().map(<[u8]>::trim_ascii).find(|name| !name.is_empty() && !names.insert(*name));
+    let name = |name| TraceError::RepeatedColumn { name: shown(String::from_utf8_lossy(name).as_ref()) };
+    repeated.map_or(Ok(()), |repeated| Err(name(repeated)))
+}
+
+/// Returns the start of a text, for an error message.
+fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_ROW_CHARS_MAX).collect()
+}
+
+fn find_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns, FirstRow), TraceError> {
     if let Some(columns) = TraceColumns::from_header(first) {
         return Ok((Layout::Named, columns, FirstRow::Header));
     }
@@ -123,8 +145,7 @@ pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns,
     if first.len() == AZURE_COLUMNS && !(is_word(azure.arrive) && is_word(azure.depart)) {
         return Ok((Layout::AzureVmTable, azure, FirstRow::Vm));
     }
-    let row = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
-    let shown = row.chars().take(SHOWN_ROW_CHARS_MAX).collect();
+    let shown = shown(&first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(","));
     if find(first, NAMED_COLUMNS[0]).is_some() {
         let missing = NAMED_COLUMNS.into_iter().filter(|name| find(first, name).is_none()).collect();
         return Err(TraceError::MissingColumns { first: shown, missing });

@@ -86,7 +86,7 @@ fn creations_and_deletions_are_joined() {
         ("7,1,2,0,0\n7,1,2,1,0\n", "line 3: vmid = \"7\": must not be the ID of a VM that was not deleted"),
         ("7,1,2,0,1\n", "line 2: vmid = \"7\": must be the ID of a VM that was created and not deleted"),
         ("7,1,2,0\n", "line 2: row = \"4 columns\": must have as many columns as the first row"),
-        ("7,1,2,9,0\n7,1,2,8,1\n", "line 2: time = \"8\": must not be before the arrival"),
+        ("7,1,2,9,0\n7,1,2,8,1\n", "line 3: time = \"8\": must not be before the arrival"),
         ("7,0,2,9,0\n", "line 2: cpu = \"0\": must be a whole number of cores from 1 to 4096"),
     ];
     for (rows, expected) in cases {
@@ -187,6 +187,21 @@ fn missing_columns_are_named() {
     let error = error_of("vm_id,arrive_s,cores,memory\na,0,1,1\n");
     assert!(error.ends_with("cores and mem_gb: missing depart_s, mem_gb"), "{error}");
     assert!(error_of("id,cores\na,1\n").contains("Azure's VM table"));
+}
+
+#[test]
+fn repeated_columns_are_rejected() {
+    let error = error_of("vm_id,arrive_s,depart_s,cores,mem_gb,mem_gb\na,0,1,1,1,2\n");
+    assert_eq!(error, "line 1: \"mem_gb\": a column must not be repeated");
+    assert!(trace("vm_id,arrive_s,depart_s,cores,mem_gb,,\na,0,1,1,1,2,3\n").is_ok());
+}
+
+#[test]
+fn rows_of_many_lines_are_bounded() {
+    let rows = |lines| format!("{TRACE_HEADER}\"a{}\",0,1,1,1\n", "\n".repeat(lines));
+    assert!(trace(&rows(1 << 19)).is_ok());
+    let error = units::chain(&trace(&rows(2 << 20)).unwrap_err());
+    assert!(error.contains("a row is longer than 1048576 bytes"), "{error}");
 }
 
 #[test]

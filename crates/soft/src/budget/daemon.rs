@@ -158,7 +158,7 @@ impl Daemon {
         })?;
         let kept = budget.min(footprint).min(self.ledger.free()).min(self.settings.client_pages_max);
         self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
-        self.ledger.report_footprint(pid, footprint).expect("the client is connected");
+        self.ledger.report_footprint(pid, footprint, 0).expect("the client is connected");
         self.clients.insert(pid, Client::new(user, kept));
         self.send(pid, DaemonMessage::Welcome { budget: kept, maximum: self.settings.client_pages_max });
         Ok(())
@@ -258,8 +258,8 @@ impl Daemon {
     pub fn report_footprint(&mut self, pid: Pid, pages: u64) {
         // The client may have ended since the measurement.
         let Some(client) = self.clients.get_mut(&pid) else { return };
-        let granted = client.granted_since_measurement.min(self.ledger.budget(pid));
-        self.ledger.report_footprint(pid, pages.saturating_add(granted)).expect("the client is connected");
+        let granted = client.granted_since_measurement;
+        let granted = self.ledger.report_footprint(pid, pages, granted).expect("the client is connected");
         client.measured_used = self.ledger.used_by(pid).saturating_sub(granted);
         self.is_measured = true;
     }

@@ -33,7 +33,15 @@ pub enum LedgerError {
 pub struct Ledger {
     total: u64,
     free: u64,
-    clients: BTreeMap<Pid, ClientSample>,
+    clients: BTreeMap<Pid, Entry>,
+}
+
+/// Record of a client.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    sample: ClientSample,
+    /// Pages of the footprint that were granted and not measured yet. At most the budget.
+    unmeasured: u64,
 }
 
 impl Ledger {
@@ -54,17 +62,17 @@ impl Ledger {
 
     /// Returns the number of pages that all clients use.
     pub fn used(&self) -> u64 {
-        self.clients.values().map(ClientSample::used).sum()
+        self.clients().map(ClientSample::used).sum()
     }
 
     /// Returns the number of pages that a client uses, or 0 if it is not connected.
     pub fn used_by(&self, pid: Pid) -> u64 {
-        self.clients.get(&pid).map_or(0, ClientSample::used)
+        self.clients.get(&pid).map_or(0, |client| client.sample.used())
     }
 
     /// Returns the budget of a client, or 0 if it is not connected.
     pub fn budget(&self, pid: Pid) -> u64 {
-        self.clients.get(&pid).map_or(0, |client| client.budget)
+        self.clients.get(&pid).map_or(0, |client| client.sample.budget)
     }
 
     /// Returns whether a client is connected.
@@ -74,7 +82,7 @@ impl Ledger {
 
     /// Returns all clients by process ID.
     pub fn clients(&self) -> impl Iterator<Item = &ClientSample> {
-        self.clients.values()
+        self.clients.values().map(|client| &client.sample)
     }
 
     /// Adds a client without budget.
@@ -88,7 +96,8 @@ impl Ledger {
         if self.clients.len() >= SOFT_CLIENTS_MAX {
             return Err(LedgerError::TooManyClients(SOFT_CLIENTS_MAX));
         }
-        self.clients.insert(pid, ClientSample { pid, budget: 0, claimed_used: 0, footprint: 0 });
+        let sample = ClientSample { pid, budget: 0, claimed_used: 0, footprint: 0 };
+        self.clients.insert(pid, Entry { sample, unmeasured: 0 });
         Ok(())
     }
 
@@ -98,8 +107,8 @@ impl Ledger {
     /// Returns [`LedgerError::NotConnected`].
     pub fn disconnect(&mut self, pid: Pid) -> Result<u64, LedgerError> {
         let client = self.clients.remove(&pid).ok_or(LedgerError::NotConnected(pid))?;
-        self.free += client.budget;
-        Ok(client.budget)
+        self.free += client.sample.budget;
+        Ok(client.sample.budget)
     }
 
     /// Records the claimed use of soft memory of a client. It has no effect on the footprint.
@@ -107,17 +116,20 @@ impl Ledger {
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
     pub fn report_used(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
-        self.client(pid)?.claimed_used = pages;
+        self.client(pid)?.sample.claimed_used = pages;
         Ok(())
     }
 
-    /// Records the measured footprint of a client.
+    /// Records the measured memory of a client. Pages that were granted since the measurement began add to the
+    /// footprint, as far as they are in the budget. Returns their number.
     ///
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
-    pub fn report_footprint(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
-        self.client(pid)?.footprint = pages;
-        Ok(())
+    pub fn report_footprint(&mut self, pid: Pid, measured: u64, granted: u64) -> Result<u64, LedgerError> {
+        let Entry { sample, unmeasured } = self.client(pid)?;
+        *unmeasured = granted.min(sample.budget);
+        sample.footprint = measured.saturating_add(*unmeasured);
+        Ok(*unmeasured)
     }
 
     /// Moves free pages to the budget of a client. They count as used until the next reports, because the client
@@ -127,11 +139,12 @@ impl Ledger {
     /// Returns [`LedgerError::Short`] or [`LedgerError::NotConnected`].
     pub fn grant(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
         let free = self.free;
-        let client = self.client(pid)?;
+        let Entry { sample, unmeasured } = self.client(pid)?;
         let remaining = free.checked_sub(pages).ok_or(LedgerError::Short { free, requested: pages })?;
-        client.budget += pages;
-        client.claimed_used = client.claimed_used.saturating_add(pages);
-        client.footprint = client.footprint.saturating_add(pages);
+        sample.budget += pages;
+        sample.claimed_used = sample.claimed_used.saturating_add(pages);
+        sample.footprint = sample.footprint.saturating_add(pages);
+        *unmeasured += pages;
         self.free = remaining;
         Ok(())
     }
@@ -142,11 +155,14 @@ impl Ledger {
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
     pub fn record_returned(&mut self, pid: Pid, pages: u64) -> Result<u64, LedgerError> {
-        let client = self.client(pid)?;
-        let returned = pages.min(client.budget);
-        client.budget -= returned;
+        let Entry { sample, unmeasured } = self.client(pid)?;
+        let returned = pages.min(sample.budget);
+        sample.budget -= returned;
         // The next report measures the use. Until then, returned pages count as unused first.
-        client.claimed_used = client.claimed_used.min(client.budget);
+        sample.claimed_used = sample.claimed_used.min(sample.budget);
+        let returned_unmeasured = unmeasured.saturating_sub(sample.budget);
+        *unmeasured -= returned_unmeasured;
+        sample.footprint -= returned_unmeasured;
         self.free += returned;
         Ok(returned)
     }
@@ -167,7 +183,7 @@ impl Ledger {
         taken
     }
 
-    fn client(&mut self, pid: Pid) -> Result<&mut ClientSample, LedgerError> {
+    fn client(&mut self, pid: Pid) -> Result<&mut Entry, LedgerError> {
         self.clients.get_mut(&pid).ok_or(LedgerError::NotConnected(pid))
     }
 }

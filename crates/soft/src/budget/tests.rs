@@ -259,7 +259,7 @@ proptest! {
             match operation {
                 0 => drop(ledger.connect(pid)),
                 1 => drop(ledger.disconnect(pid)),
-                2 => drop(ledger.report_used(pid, pages).and(ledger.report_footprint(pid, 2 * pages))),
+                2 => drop(ledger.report_used(pid, pages).and(ledger.report_footprint(pid, 2 * pages, 0))),
                 3 => drop(ledger.grant(pid, pages)),
                 4 => drop(ledger.record_returned(pid, pages)),
                 5 => ledger.grow(pages / 8),
@@ -267,6 +267,8 @@ proptest! {
             }
             let budgets: u64 = ledger.clients().map(|client| client.budget).sum();
             prop_assert_eq!(ledger.free() + budgets, ledger.total());
+            // A client has at most the last measured memory, and the pages of its budget.
+            prop_assert!(ledger.clients().all(|client| client.footprint <= 2 * 199 + client.budget));
             let samples: Vec<ClientSample> = ledger.clients().copied().collect();
             if let Decision::Reclaim { demands } = decide(&Settings::default(), ledger.free(), &samples, pid, pages) {
                 for demand in demands {
