@@ -71,7 +71,7 @@ impl Admin {
     ) -> Result<R, Status> {
         let host = self.find_host(host).await?;
         reports.get(&host).ok_or_else(|| {
-            let message = format!("host: {host} has reported no {kind}");
+            let message = format!("host: {host} has reported no {kind} since the manager started");
             error_status(Code::NotFound, reason, message)
         })
     }
