@@ -52,8 +52,8 @@ pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
 }
 
 /// Opens a table, a text file with one row per line, and passes its decompressed content to
-/// `read_table`. The table may have at most [`TABLE_BYTES_MAX`] bytes, and each line at most
-/// [`TABLE_LINE_BYTES_MAX`] bytes.
+/// `read_table`. The table may have at most [`TABLE_BYTES_MAX`] bytes, and each row at most
+/// [`TABLE_LINE_BYTES_MAX`] bytes: a line, or several lines with line breaks in quotes.
 ///
 /// # Errors
 /// [`Failure::File`] with the path if the file cannot be opened or `read_table` returns an error.
@@ -105,32 +105,70 @@ fn too_long_error(max: u64) -> io::Error {
     io::Error::other(format!("longer than {max} bytes"))
 }
 
-/// Reader that limits the length of a table and of its lines. Lines end with `\n`, `\r` or `\r\n`.
+/// Reader that limits the length of a table and of its rows. Lines end with `\n`, `\r` or `\r\n`. A line break in a
+/// quoted field does not end the row.
 struct TableReader<R> {
     input: R,
     bytes: u64,
     /// Number of the current line, from 1.
     line: u64,
-    /// Length of the current line so far.
-    line_bytes: u64,
+    /// Length of the current row so far.
+    row_bytes: u64,
     /// Whether the last byte was `\r`.
     after_cr: bool,
+    field: FieldState,
+}
+
+/// Position in a field of CSV (RFC 4180).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FieldState {
+    Start,
+    Unquoted,
+    Quoted,
+    /// After the closing quote, or after the first of two quotes in a quoted field.
+    AfterQuote,
+}
+
+impl FieldState {
+    const fn after(self, byte: u8) -> Self {
+        match (self, byte) {
+            (Self::Quoted, b'"') => Self::AfterQuote,
+            (Self::Start | Self::AfterQuote, b'"') | (Self::Quoted, _) => Self::Quoted,
+            (_, b',' | b'\n' | b'\r') => Self::Start,
+            _ => Self::Unquoted,
+        }
+    }
 }
 
 impl<R> TableReader<R> {
     const fn new(input: R) -> Self {
-        Self { input, bytes: 0, line: 1, line_bytes: 0, after_cr: false }
+        Self { input, bytes: 0, line: 1, row_bytes: 0, after_cr: false, field: FieldState::Start }
     }
 
-    /// Counts a byte, and returns whether the current line is within its limit.
+    /// Counts a byte, and returns whether the current row is within its limit.
     fn count_byte(&mut self, byte: u8) -> bool {
+        self.field = self.field.after(byte);
+        let is_quoted = self.field == FieldState::Quoted;
         match byte {
             b'\n' if self.after_cr => {}
-            b'\n' | b'\r' => (self.line, self.line_bytes) = (self.line + 1, 0),
-            _ => self.line_bytes += 1,
+            b'\n' | b'\r' => {
+                self.line += 1;
+                self.row_bytes = if is_quoted { self.row_bytes + 1 } else { 0 };
+            }
+            _ => self.row_bytes += 1,
         }
         self.after_cr = byte == b'\r';
-        self.line_bytes <= TABLE_LINE_BYTES_MAX
+        self.row_bytes <= TABLE_LINE_BYTES_MAX
+    }
+
+    fn row_error(&self) -> io::Error {
+        io::Error::other(if self.field == FieldState::Quoted {
+            format!(
+                "a row is longer than {TABLE_LINE_BYTES_MAX} bytes, for example because a quote is missing"
+            )
+        } else {
+            format!("line {} is longer than {TABLE_LINE_BYTES_MAX} bytes", self.line)
+        })
     }
 }
 
@@ -144,7 +182,7 @@ impl<R: Read> Read for TableReader<R> {
         if buffer[..read].iter().all(|byte| self.count_byte(*byte)) {
             return Ok(read);
         }
-        Err(io::Error::other(format!("line {} is longer than {TABLE_LINE_BYTES_MAX} bytes", self.line)))
+        Err(self.row_error())
     }
 }
 
@@ -167,6 +205,24 @@ mod tests {
             assert_eq!(read_lines(&[MAX, MAX], line_break), Ok(usize::try_from(bytes).unwrap()));
             let error = read_lines(&[3, MAX + 1, 3], line_break).unwrap_err();
             assert_eq!(error, format!("line 2 is longer than {MAX} bytes"));
+        }
+    }
+
+    fn read(text: &str) -> Result<usize, String> {
+        TableReader::new(text.as_bytes()).read_to_end(&mut Vec::new()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn row_of_many_lines_longer_than_its_limit_is_an_error() {
+        let row = |line_break: &str, lines| format!("a,b\n\"a{}\",0,1\n", line_break.repeat(lines));
+        for line_break in ["\n", "\r"] {
+            assert!(read(&row(line_break, 1 << 19)).is_ok());
+            let error = read(&row(line_break, 2 << 20)).unwrap_err();
+            assert!(error.contains("a row is longer than 1048576 bytes"), "{error}");
+        }
+        // The second quote of each pair and quotes inside unquoted fields open no quoted field.
+        for line in ["\"a\"\"b\",1\n", "a\"b,1\n", "a\"\"b,1\n", "\"\",1\n"] {
+            assert!(read(&line.repeat(1 << 18)).is_ok(), "{line}");
         }
     }
 

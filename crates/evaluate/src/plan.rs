@@ -104,7 +104,7 @@ Each row of the result is a policy with a pool size. DRAM is a fraction of the D
 With several --seed, each row has the number of its seed, and a second table (`spread` in JSON) has the mean and the range over all.
 
 JSON and CSV contain fractions (0 to 1) and GiB; null or an empty cell means that a policy has no such number. In JSON, `results` has
-policy, pool_sockets, dram_required, dram_saved, rejected, stranded_mean, mispredicted, migrations, buffer_slices and further numbers.
+policy, pool_sockets, dram_required, dram_saved, rejected, stranded_mean, mispredicted, migrations, buffer_slices and further numbers. `notes` has warnings about the input.
 
 With --slice, static reduces local memory in the same ratio as the largest local use of any socket, because of the rounding to slices.
 BUFFER is the number of slices that each pool needs in addition to its largest use at any time, so that no start waits for released
@@ -155,6 +155,7 @@ different owners; other traces are sorted in memory (about 90 bytes per VM).";
 pub fn run(args: &Args, format: Format) -> Result<(), Failure> {
     args.figure.as_deref().map_or(Ok(()), figure::create_folder)?;
     let plan = compute(args, create_customers)?;
+    // The table is printed even if a figure cannot be written.
     let drawn = args.figure.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &plan));
     plan.print(format)?;
     drawn

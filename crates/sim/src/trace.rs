@@ -23,12 +23,10 @@ use units::{Bytes, Ns, limits::TRACE_ROWS_MAX};
 mod event_rows;
 mod field;
 mod layout;
-mod row_limit;
 
 use event_rows::JoinedRows;
 use layout::{FirstRow, TraceColumns};
 pub use layout::{Layout, TraceColumn, TraceRow};
-use row_limit::RowLimit;
 
 /// VM of a trace: its size, and the times of its arrival and departure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +156,7 @@ pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceE
 /// Reader that returns the rows of a trace one after the other, in file order.
 #[derive(Debug)]
 pub struct TraceRows<R> {
-    rows: csv::Reader<RowLimit<R>>,
+    rows: csv::Reader<R>,
     record: ByteRecord,
     layout: Layout,
     columns: TraceColumns,
@@ -174,11 +172,7 @@ impl<R: BufRead> TraceRows<R> {
     /// # Errors
     /// Returns [`TraceError`] if the input cannot be read, is empty or has an unknown layout.
     pub fn new(input: R) -> Result<Self, TraceError> {
-        let mut rows = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .buffer_capacity(row_limit::READ_BYTES)
-            .from_reader(RowLimit::new(input));
+        let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
         let mut record = ByteRecord::new();
         if !read_row(&mut rows, &mut record)? {
             return Err(TraceError::Empty);
@@ -242,14 +236,9 @@ impl From<TraceRow<'_>> for Arrival {
     }
 }
 
-fn read_row<R: io::Read>(
-    rows: &mut csv::Reader<RowLimit<R>>,
-    row: &mut ByteRecord,
-) -> Result<bool, TraceError> {
+fn read_row<R: io::Read>(rows: &mut csv::Reader<R>, row: &mut ByteRecord) -> Result<bool, TraceError> {
     let line = rows.position().line();
-    let read = rows.read_byte_record(row).map_err(|error| TraceError::Read { line, errno: error.into() })?;
-    rows.get_mut().end_row();
-    Ok(read)
+    rows.read_byte_record(row).map_err(|error| TraceError::Read { line, errno: error.into() })
 }
 
 impl Trace {

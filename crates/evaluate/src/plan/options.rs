@@ -364,11 +364,11 @@ pub(super) fn parse_interval(text: &str) -> Result<Ns, String> {
     Ok(interval)
 }
 
-/// Parses a number above 0.
 /// Range of prices, speeds and GiB per core.
 const NUMBER_MIN: f64 = 1e-6;
 const NUMBER_MAX: f64 = 1e9;
 
+/// Parses a number between [`NUMBER_MIN`] and [`NUMBER_MAX`].
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
     number

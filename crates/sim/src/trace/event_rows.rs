@@ -12,7 +12,6 @@ use super::{
     field::Field,
     layout::{EVENT_COLUMNS, JoinedColumn, check_column_count, line_of},
     read_row,
-    row_limit::RowLimit,
 };
 
 /// Values of the column `type`.
@@ -28,7 +27,7 @@ pub(super) type JoinedRows = VecDeque<Result<ByteRecord, MalformedRow>>;
 /// # Errors
 /// Returns [`TraceError`] if the input cannot be read, or has too many rows.
 pub(super) fn join<R: io::Read>(
-    rows: &mut csv::Reader<RowLimit<R>>,
+    rows: &mut csv::Reader<R>,
     columns: [usize; EVENT_COLUMNS.len()],
     count: usize,
 ) -> Result<JoinedRows, TraceError> {

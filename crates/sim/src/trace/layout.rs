@@ -104,19 +104,21 @@ pub(super) enum FirstRow {
 
 /// Detects the layout and the columns from the first row.
 pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns, FirstRow), TraceError> {
-    let detected = find_layout(first)?;
-    if detected.2 == FirstRow::Header {
+    let (layout, columns, kind) = find_layout(first)?;
+    if kind == FirstRow::Header {
         check_distinct(first)?;
     }
-    Ok(detected)
+    Ok((layout, columns, kind))
 }
 
 fn check_distinct(header: &ByteRecord) -> Result<(), TraceError> {
     let mut names = FxHashSet::default();
     let repeated =
         header.iter().map(<[u8]>::trim_ascii).find(|name| !name.is_empty() && !names.insert(*name));
-    let name = |name| TraceError::RepeatedColumn { name: shown(String::from_utf8_lossy(name).as_ref()) };
-    repeated.map_or(Ok(()), |repeated| Err(name(repeated)))
+    match repeated {
+        None => Ok(()),
+        Some(name) => Err(TraceError::RepeatedColumn { name: shown(&String::from_utf8_lossy(name)) }),
+    }
 }
 
 /// Returns the start of a text, for an error message.

@@ -197,14 +197,6 @@ fn repeated_columns_are_rejected() {
 }
 
 #[test]
-fn rows_of_many_lines_are_bounded() {
-    let rows = |lines| format!("{TRACE_HEADER}\"a{}\",0,1,1,1\n", "\n".repeat(lines));
-    assert!(trace(&rows(1 << 19)).is_ok());
-    let error = units::chain(&trace(&rows(2 << 20)).unwrap_err());
-    assert!(error.contains("a row is longer than 1048576 bytes"), "{error}");
-}
-
-#[test]
 fn non_utf8_row_is_malformed() {
     let mut bytes = TRACE_HEADER.as_bytes().to_vec();
     bytes.extend_from_slice(b"a\xff,0,1,1,1\n");
