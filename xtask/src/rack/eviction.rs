@@ -19,7 +19,8 @@ use crate::{artifacts, failure::Failure, step::build_programs, wait::Interrupt};
 
 /// Directory of the tenants' cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup/tenants";
-/// Size and bandwidth of the swap drive, in MiB and MB/s. The limits on I/O of the cgroups are smaller.
+/// Size and bandwidth of the swap drive, in MiB and MB/s. The limits on writes of the cgroups are smaller. Reads are
+/// not limited: fetched memory uses the other direction of a network.
 const DRIVE: Drive = Drive { mib: 1024, mb_s: 400, is_remote: true };
 /// Number of keys in memcached, and size of their values in bytes.
 const KEYS: u32 = 40_000;
@@ -31,6 +32,8 @@ const CLIENT_PAUSE_US: u32 = 500;
 /// that makes them pauses for 0.1 s after each part.
 const SORT_PARTS: u32 = 96;
 const SORT_PART_BYTES: u32 = 512 << 10;
+/// Distance of the largest threshold from the limit, in MiB. The default of 8 MiB would be a large part of the limits here.
+const RESERVE_MIB: u32 = 2;
 /// Address of the metrics of the agent, on its host.
 const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 /// Number of seconds in which the agent must begin early eviction.
@@ -45,7 +48,7 @@ pub struct Args {
     /// Number of runs of each program with each setting, 1 to 20
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=20))]
     rounds: u64,
-    /// Growth rate of a program without a limit, divided by the bandwidth of its swap drive
+    /// Growth rate of a program without a limit, divided by the rate of its writes to the swap drive
     #[arg(long, value_name = "RATIO", default_value_t = 2.0, value_parser = parse_ratio)]
     ratio: f64,
     /// Compare only this program
@@ -56,7 +59,7 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// Parses the ratio of the growth rate and the bandwidth.
+/// Parses the ratio of the growth rate and the rate of writes.
 fn parse_ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse().ok().filter(|ratio| (0.1..=100.0).contains(ratio));
     ratio.ok_or_else(|| "must be a number from 0.1 to 100".to_owned())
@@ -83,7 +86,7 @@ enum Setting {
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 struct Limits {
     memory_mib: u64,
-    bytes_per_s: u64,
+    written_bytes_per_s: u64,
 }
 
 /// Measurements of one program with one setting.
@@ -172,7 +175,7 @@ impl Setting {
         match self {
             Self::Kernel => String::new(),
             Self::Fixed | Self::Adaptive => format!(
-                "[early_eviction]\ncgroups = \"{CGROUPS}\"\ndevice = \"/dev/vda\"\nthreshold = \"{}\"\n",
+                "[early_eviction]\ncgroups = \"{CGROUPS}\"\ndevice = \"/dev/vda\"\nthreshold = \"{}\"\nreserve_mib = {RESERVE_MIB}\n",
                 self.name()
             ),
         }
@@ -234,10 +237,10 @@ fn compare(
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both are positive")]
     let limits = Limits {
         memory_mib: unlimited.peak_mib as u64 * program.limit_percent() / 100,
-        bytes_per_s: (unlimited.growth / args.ratio) as u64,
+        written_bytes_per_s: (unlimited.growth / args.ratio) as u64,
     };
     eprintln!(
-        "── {} needs {:.0} MiB and grows by {:.1} MB/s; the limits are {} MiB and {:.1} MB/s",
+        "── {} needs {:.0} MiB and grows by {:.1} MB/s; the limits are {} MiB and {:.1} MB/s of writes",
         program.name(),
         unlimited.peak_mib,
         unlimited.growth / 1e6,
@@ -320,11 +323,11 @@ fn set(host: &RackHost, setting: Setting, interrupt: &Interrupt) -> Result<(), F
 /// Runs a program in a new cgroup.
 fn measure(host: &RackHost, program: Program, limits: Option<Limits>) -> Result<Run, Failure> {
     let mut script = format!("cg={CGROUPS}/{}\nmkdir $cg\n", program.name());
-    if let Some(Limits { memory_mib, bytes_per_s }) = limits {
+    if let Some(Limits { memory_mib, written_bytes_per_s }) = limits {
         let _ = writeln!(script, "echo {memory_mib}M > $cg/memory.max || exit 1");
         let _ = writeln!(
             script,
-            "echo \"$(cat /sys/class/block/vda/dev) rbps={bytes_per_s} wbps={bytes_per_s}\" > $cg/io.max || exit 1"
+            "echo \"$(cat /sys/class/block/vda/dev) wbps={written_bytes_per_s}\" > $cg/io.max || exit 1"
         );
     }
     script += "(while :; do echo $(cut -d ' ' -f 1 /proc/uptime) $(cat $cg/memory.current); sleep 0.1; done) > /tmp/usage 2> /dev/null &
