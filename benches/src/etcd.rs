@@ -2,24 +2,23 @@
 //! records in one transaction, the minimum for a reservation stored in etcd.
 
 use std::{
-    io::ErrorKind,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
+use ::etcd::messages::{RangeRequest, TxnRequest, kv_client::KvClient, put};
 use local_rack::Process;
 use proto::bearer::{Bearer, ClientChannel};
 
 use crate::{
-    etcdserverpb::{
-        PutRequest, RangeRequest, RequestOp, TxnRequest, kv_client::KvClient, request_op::Request,
-    },
     failure::Failure,
     load::Writer,
     loopback::{connect, free_port, wait_until},
 };
 
+/// Environment variable with the folder of etcd. `cargo xtask bench` sets it.
+const ETCD_ENV: &str = "TARN_ETCD";
 /// Maximum time from the start of etcd to its first reply.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Value that is stored for a slice. It is as long as the state, owner, epoch and EMC of a slice.
@@ -45,12 +44,14 @@ impl Etcd {
     /// Starts etcd with its data in `folder` and waits until it replies.
     ///
     /// # Errors
-    /// [`Failure`] if etcd is not installed or does not reply.
+    /// [`Failure`] if etcd was not downloaded or does not reply.
     pub async fn start(folder: &Path, logs: &Path) -> Result<Self, Failure> {
-        let version = read_version()?;
+        let program = std::env::var_os(ETCD_ENV).map(|folder| PathBuf::from(folder).join("etcd"));
+        let program = program.ok_or(Failure::EtcdMissing)?;
+        let version = read_version(&program)?;
         let uri = format!("http://127.0.0.1:{}", free_port()?);
         let peers = format!("http://127.0.0.1:{}", free_port()?);
-        let mut command = Command::new("etcd");
+        let mut command = Command::new(&program);
         // The removed variables may contain the settings of a production cluster.
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_")).for_each(
             |(key, _)| {
@@ -80,19 +81,14 @@ impl Etcd {
 
 async fn check_ready(uri: &str) -> Result<(), Failure> {
     let channel = connect(uri, &Bearer::default(), 1).await?.swap_remove(0);
-    let request = RangeRequest { key: b"anything".to_vec() };
+    let request = RangeRequest { key: b"anything".to_vec(), ..RangeRequest::default() };
     KvClient::new(channel).range(request).await.map_err(Failure::rejection("read a key of etcd"))?;
     Ok(())
 }
 
-fn read_version() -> Result<String, Failure> {
-    let output =
-        Command::new("etcd").arg("--version").stdin(Stdio::null()).output().map_err(|source| match source
-            .kind()
-        {
-            ErrorKind::NotFound => Failure::EtcdMissing,
-            _ => Failure::Start { program: "etcd".into(), source },
-        })?;
+fn read_version(program: &Path) -> Result<String, Failure> {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let output = output.map_err(|source| Failure::Start { program: "etcd".into(), source })?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("etcd of unknown version").to_owned())
 }
 
@@ -112,9 +108,10 @@ impl TwoPutWriter {
 
 impl Writer for TwoPutWriter {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let slice = put_request(format!("slices/{:05}", number % SLICE_KEY_COUNT), SLICE_RECORD.to_vec());
-        let request = put_request(format!("requests/{}-{number}", self.round), REQUEST_RECORD.to_vec());
-        let request = TxnRequest { success: vec![slice, request] };
+        let slice = format!("slices/{:05}", number % SLICE_KEY_COUNT).into_bytes();
+        let request = format!("requests/{}-{number}", self.round).into_bytes();
+        let success = vec![put(slice, SLICE_RECORD.to_vec()), put(request, REQUEST_RECORD.to_vec())];
+        let request = TxnRequest { success, ..TxnRequest::default() };
         let reply =
             self.kv.txn(request).await.map_err(Failure::rejection("put two records into etcd"))?.into_inner();
         if reply.succeeded && reply.responses.len() == 2 {
@@ -126,8 +123,4 @@ impl Writer for TwoPutWriter {
             })
         }
     }
-}
-
-fn put_request(key: String, value: Vec<u8>) -> RequestOp {
-    RequestOp { request: Some(Request::RequestPut(PutRequest { key: key.into_bytes(), value })) }
 }

@@ -22,8 +22,8 @@ pub enum Failure {
     Process(#[from] local_rack::ProcessError),
     /// etcd is not installed.
     #[error(
-        "etcd is not in PATH: this benchmark compares Tarn with Debian's etcd. \
-         Run `apt-get install -y etcd-server` as root, or run `cargo xtask bench`, which installs etcd"
+        "TARN_ETCD is not set: this benchmark compares Tarn with Debian's etcd. \
+         Run `cargo xtask bench`, which downloads etcd"
     )]
     EtcdMissing,
     /// LightGBM is not installed.

@@ -14,9 +14,3 @@ pub mod process;
 pub mod programs;
 pub mod rack;
 pub mod report;
-
-/// Client of etcd's key-value service, generated from `proto/etcd.proto`.
-#[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
-pub mod etcdserverpb {
-    tonic::include_proto!("etcdserverpb");
-}

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    artifacts, debian, failure::Failure, lightgbm, line_figure, redis, repository::cargo,
+    artifacts, etcd, failure::Failure, lightgbm, line_figure, redis, repository::cargo,
     step::run_step_with_output,
 };
 
@@ -31,9 +31,8 @@ pub struct Args {
 /// # Errors
 /// Returns an error if a benchmark fails, or if all benchmarks run and print no ratio.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    debian::ensure_installed(debian::ETCD)?;
     let (artifacts, python) = (artifacts::ensure_downloaded()?, lightgbm::ensure_installed()?);
-    let redis = redis::ensure_downloaded()?;
+    let (redis, etcd) = (redis::ensure_downloaded()?, etcd::ensure_downloaded()?);
     let folder = args.figures.as_deref().map(create_folder).transpose()?;
     let (mut ratios, mut figures) = (Vec::new(), Vec::new());
     run_step_with_output(
@@ -43,6 +42,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             .env(emulated_host::ARTIFACTS_ENV, artifacts)
             .env(lightgbm::FOLDER_ENV, python)
             .env(redis::FOLDER_ENV, redis)
+            .env(etcd::FOLDER_ENV, etcd)
             .envs(folder.map(|folder| (FIGURES_ENV, folder))),
         |line| {
             println!("{line}");

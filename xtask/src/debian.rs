@@ -15,9 +15,6 @@ pub struct PackageRequirement {
     pub package: &'static str,
 }
 
-/// Server that the benchmarks compare Tarn with.
-pub const ETCD: PackageRequirement = PackageRequirement { program: "etcd", package: "etcd-server" };
-
 /// Compiler of the driver for ns-3, the packet simulator.
 pub const CXX: PackageRequirement = PackageRequirement { program: "g++", package: "g++" };
 

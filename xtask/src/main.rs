@@ -8,6 +8,7 @@ mod bench;
 mod book;
 mod debian;
 mod demo;
+mod etcd;
 mod failure;
 mod install;
 mod libvirt;

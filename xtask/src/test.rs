@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fmt, fs, path::Path, process::Command, time::In
 use crate::{
     artifacts,
     demo::BIN_DIR_ENV,
+    etcd,
     failure::Failure,
     libvirt, ns3, redis,
     repository::{cargo, root},
@@ -35,6 +36,7 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let (artifacts, libvirt) = (artifacts::ensure_downloaded()?, libvirt::ensure_downloaded()?);
+    let etcd = etcd::ensure_downloaded()?;
     let (redis, valgrind) = (redis::ensure_downloaded()?, valgrind::ensure_downloaded()?);
     ns3::ensure_driver()?; // tests of the network model run xtask, which uses it
     // System tests start programs of other packages, which `cargo test` does not build. Programs
@@ -46,6 +48,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .env(emulated_host::ARTIFACTS_ENV, artifacts)
         .env(libvirt::FOLDER_ENV, libvirt)
         .env(redis::FOLDER_ENV, redis)
+        .env(etcd::FOLDER_ENV, etcd)
         .env(valgrind::FOLDER_ENV, valgrind);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR_ENV, programs); // the programs are in the same folder as xtask

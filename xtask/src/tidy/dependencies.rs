@@ -24,10 +24,14 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("config-file", &["units"]),
     ("service-files", &["units", "config-file"]),
     ("exposition", &[]),
+    ("etcd", &[]),
     ("cli-runtime", &["units", "proto"]),
     ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
     ("cli", &["units", "prediction", "proto", "host-memory", "cli-runtime", "evaluate"]),
-    ("pool-manager", &["units", "pool", "prediction", "proto", "config-file", "service-files", "exposition"]),
+    (
+        "pool-manager",
+        &["units", "pool", "prediction", "proto", "config-file", "service-files", "exposition", "etcd"],
+    ),
     (
         "host-agent",
         &[
@@ -53,6 +57,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "soft",
             "sim",
             "proto",
+            "etcd",
             "emulated-host",
             "local-rack",
             "cli",
@@ -72,6 +77,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "soft",
             "sim",
             "proto",
+            "etcd",
             "emulated-host",
             "local-rack",
             "cli",
@@ -108,7 +114,7 @@ pub fn folder_of(name: &str) -> String {
     match name {
         "units" | "pool" | "prediction" | "fairness" | "tiering" | "soft" | "soft-c" | "sim"
         | "host-memory" | "emulated-host" | "local-rack" | "config-file" | "service-files" | "exposition"
-        | "cli-runtime" | "evaluate" | "cli" => {
+        | "etcd" | "cli-runtime" | "evaluate" | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),

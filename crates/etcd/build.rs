@@ -1,4 +1,4 @@
-//! Generates the client of etcd's key-value service with protox, so that no `protoc` is needed.
+//! Generates Rust code for the messages and services. It uses protox, so `protoc` is not needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
