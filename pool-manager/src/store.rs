@@ -13,6 +13,7 @@ use units::limits::STORE_FREE_BYTES_MIN;
 
 pub mod backup;
 pub mod disk;
+pub mod etcd;
 pub mod faulty;
 pub mod read_only;
 pub mod redb;
@@ -238,6 +239,35 @@ pub enum StoreError {
         "the disk of the store has less than {STORE_FREE_BYTES_MIN} bytes free, which are reserved for the ledger"
     )]
     Full,
+    /// A call to etcd failed.
+    #[error("cannot {operation} store {}", path.display())]
+    Etcd {
+        /// Operation, such as "write".
+        operation: &'static str,
+        /// Prefix of the store's keys.
+        path: PathBuf,
+        /// Error of the call.
+        #[source]
+        cause: ::etcd::Error,
+    },
+    /// Another manager was elected, and only this one may write.
+    #[error("another pool-manager is now the leader of store {}", path.display())]
+    NotLeader {
+        /// Prefix of the store's keys.
+        path: PathBuf,
+    },
+    /// The log in etcd was written by another transaction than the last one of this manager.
+    #[error("store {} was changed by another program, or by an earlier write of this manager", path.display())]
+    Changed {
+        /// Prefix of the store's keys.
+        path: PathBuf,
+    },
+    /// The log in etcd is too large, because its batches cannot be applied fast enough.
+    #[error("the log of store {} is too large: etcd is too slow", path.display())]
+    Behind {
+        /// Prefix of the store's keys.
+        path: PathBuf,
+    },
     /// An earlier write failed, and the store was not reopened since.
     #[error("an earlier write to store {} failed: it must be reopened", path.display())]
     Poisoned {
@@ -251,9 +281,19 @@ impl StoreError {
         move |errno| Self::Io { operation, path: path.to_owned(), errno }
     }
 
-    /// Returns whether the disk or its quota is full.
+    fn etcd_error(operation: &'static str, prefix: &str, cause: ::etcd::Error) -> Self {
+        Self::Etcd { operation, path: PathBuf::from(format!("etcd:{prefix}")), cause }
+    }
+
+    /// Returns whether the disk or its quota, or etcd is full.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Io { errno, .. } if matches!(errno.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+        match self {
+            Self::Io { errno, .. } => {
+                matches!(errno.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            Self::Etcd { cause, .. } => matches!(cause, ::etcd::Error::NoSpace),
+            _ => false,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod emulated_rack;
 pub mod environment;
+pub mod etcd_cluster;
 pub mod linux_guests;
 pub mod pool_guest;
 pub mod rack;

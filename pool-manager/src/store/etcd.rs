@@ -1,0 +1,208 @@
+//! Store in etcd, for a manager that another one can replace.
+//!
+//! Each batch is appended to a log, whose entries contain one part of a batch each. A batch is durable when its last
+//! part is. A task [applies](apply) the batches to the entries of the tables, and then deletes them from the log. A
+//! batch can therefore be larger than a transaction of etcd (128 operations, 1.5 MiB).
+//!
+//! ```text
+//! PREFIX/leader               the manager that may write, with its lease
+//! PREFIX/head                 number of the last transaction that appended to the log
+//! PREFIX/log/BATCH PART       part of a batch
+//! PREFIX/applied              number of the last transaction that applied batches
+//! PREFIX/entry/TABLE KEY      value of an entry, or the number of its chunks
+//! PREFIX/chunk/TABLE KEY NUM  chunk of a value that is too large for one entry
+//! ```
+//!
+//! Every transaction has two conditions. The entry `leader` must be the one that this manager created, so that a
+//! manager that was paused until another one was elected cannot write. And `head` or `applied`, which the transaction
+//! writes, must not have changed since the last transaction of this manager, so that a transaction that is delivered
+//! late or twice has no effect.
+
+mod apply;
+mod keys;
+mod log;
+mod snapshot;
+mod worker;
+
+use std::{fmt, sync::Arc};
+
+use ::etcd::{Client, client::Settings, election::Leadership};
+use tokio::task::JoinHandle;
+
+use self::{
+    apply::Pending,
+    keys::{CALL_TIMEOUT, Chain, Keys, Position},
+    log::Batch,
+    snapshot::Snapshot,
+    worker::Worker,
+};
+use super::{Scan, Store, StoreError, Table, Write, check_format};
+
+/// Connection to a cluster of etcd, with the prefix of the keys of a rack.
+#[derive(Clone)]
+pub struct Cluster {
+    worker: Arc<Worker>,
+    client: Client,
+    prefix: String,
+    quota_bytes: u64,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("client", &self.client)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Prepares a connection. All keys begin with `prefix`, which ends without a slash. `quota_bytes` is
+    /// `--quota-backend-bytes` of the members.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`] if an address or a TLS setting cannot be used, [`StoreError::Io`] if no thread can be
+    /// created.
+    pub fn new(settings: Settings, prefix: String, quota_bytes: u64) -> Result<Self, StoreError> {
+        let worker = Worker::start().map_err(StoreError::io_error("start the thread of", prefix.as_ref()))?;
+        let client = worker.enter(|| Client::new(settings));
+        let client = client.map_err(|cause| StoreError::etcd_error("connect to", &prefix, cause))?;
+        Ok(Self { worker: Arc::new(worker), client, prefix, quota_bytes })
+    }
+
+    /// Returns the client of the cluster.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Returns the key of the leader.
+    pub fn leader_key(&self) -> Vec<u8> {
+        keys::leader_key(&self.prefix)
+    }
+
+    /// Runs a future on the thread of the cluster, and waits for its result. Blocks the calling thread.
+    pub fn block_on<F>(&self, future: F) -> F::Output
+    where
+        F: Future + Send + 'static,
+        F::Output: Send,
+    {
+        self.worker.block_on(future)
+    }
+}
+
+/// Store in etcd. Only the leader can write.
+pub struct EtcdStore {
+    cluster: Cluster,
+    keys: Arc<Keys>,
+    /// Log of this manager; `None` after a failure until the store is reopened.
+    log: Option<OpenLog>,
+}
+
+struct OpenLog {
+    head: Position,
+    next_batch: u64,
+    pending: Arc<Pending>,
+    applier: JoinHandle<()>,
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdStore").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+impl EtcdStore {
+    /// Opens the store as the elected leader, or creates an empty store.
+    ///
+    /// # Errors
+    /// Returns any [`StoreError`] except `Poisoned`.
+    pub fn open(cluster: Cluster, leadership: &Leadership) -> Result<Self, StoreError> {
+        let keys = Arc::new(Keys::new(cluster.client.clone(), &cluster.prefix, leadership));
+        let mut store = Self { cluster, keys, log: None };
+        store.reopen()?;
+        Ok(store)
+    }
+
+    fn close(&mut self) {
+        if let Some(log) = self.log.take() {
+            log.applier.abort();
+        }
+    }
+
+    fn poisoned_error(&self) -> StoreError {
+        StoreError::Poisoned { path: self.keys.location() }
+    }
+
+    fn append(&mut self, batch: &[Write]) -> Result<(), StoreError> {
+        let log = self.log.as_mut().ok_or_else(|| StoreError::Poisoned { path: self.keys.location() })?;
+        let (keys, pending) = (Arc::clone(&self.keys), Arc::clone(&log.pending));
+        let batch = Batch::new(log.next_batch, batch.to_vec());
+        let mut head = log.head;
+        let appended = self.cluster.worker.block_on(async move {
+            pending.wait_for_space(CALL_TIMEOUT, &keys).await?;
+            for operation in batch.parts(&keys) {
+                keys.advance(Chain::Head, &mut head, vec![operation], "write").await?;
+            }
+            pending.push(batch);
+            Ok(head)
+        });
+        log.head = appended?;
+        log.next_batch += 1;
+        Ok(())
+    }
+}
+
+impl Scan for EtcdStore {
+    fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        self.snapshot()?.scan(table, each)
+    }
+}
+
+impl Store for EtcdStore {
+    fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
+        if batch.is_empty() && self.log.is_some() {
+            return Ok(());
+        }
+        self.append(batch).inspect_err(|_| self.close())
+    }
+
+    fn reopen(&mut self) -> Result<(), StoreError> {
+        self.close();
+        let keys = Arc::clone(&self.keys);
+        let opened = self.cluster.worker.block_on(async move {
+            // The order matters: after these transactions, no earlier transaction of this process takes effect.
+            let head = keys.take_over(Chain::Head).await?;
+            let applied = keys.take_over(Chain::Applied).await?;
+            let batches = log::read(&keys).await?.batches;
+            let next_batch = batches.last().map_or(1, |batch| batch.number + 1);
+            let pending = Arc::new(Pending::new(batches));
+            let applier = tokio::spawn(apply::run(keys, Arc::clone(&pending), applied));
+            Ok(OpenLog { head, next_batch, pending, applier })
+        });
+        self.log = Some(opened?);
+        let path = self.keys.location();
+        check_format(self, &path).inspect_err(|_| self.close())
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
+        if self.log.is_none() {
+            return Err(self.poisoned_error());
+        }
+        Ok(Box::new(Snapshot::take(Arc::clone(&self.cluster.worker), Arc::clone(&self.keys))?))
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
+        let client = self.cluster.client.clone();
+        let largest = self.cluster.worker.block_on(async move {
+            let statuses = client.statuses().await;
+            statuses.into_iter().filter_map(|(_, status)| u64::try_from(status.ok()?.db_size).ok()).max()
+        });
+        Ok(largest.map(|largest| self.cluster.quota_bytes.saturating_sub(largest)))
+    }
+}
+
+impl Drop for EtcdStore {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,214 @@
+//! Applies batches of the log to the entries of the tables.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use ::etcd::messages::{RequestOp, delete, delete_range, put};
+use tokio::sync::Notify;
+
+use super::{
+    StoreError, Table,
+    keys::{Chain, Keys, Position},
+    log::{Batch, EntryKey},
+};
+
+/// Maximum size of the log, in bytes. Writes wait while it is larger.
+const LOG_BYTES_MAX: usize = 32 << 20;
+/// Maximum number of operations in a transaction. etcd accepts 128.
+const OPERATIONS_MAX: usize = 120;
+/// Maximum size of the values in a transaction, in bytes. etcd accepts requests of 1.5 MiB.
+const TRANSACTION_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a value, or of a chunk of a larger value, in bytes.
+pub(super) const VALUE_BYTES_MAX: usize = 128 << 10;
+/// Delay before batches are applied again after a failure.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Interval between two compactions of the history. Snapshots can be read at least as long.
+const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
+/// First byte of an entry with the value itself.
+pub(super) const VALUE: u8 = 0;
+/// First byte of an entry with the number of the value's chunks.
+pub(super) const CHUNKS: u8 = 1;
+
+/// Batches that are not yet applied.
+#[derive(Debug)]
+pub(super) struct Pending {
+    batches: Mutex<VecDeque<Arc<Batch>>>,
+    added: Notify,
+    removed: Notify,
+}
+
+impl Pending {
+    pub(super) fn new(batches: Vec<Batch>) -> Self {
+        let batches = Mutex::new(batches.into_iter().map(Arc::new).collect());
+        Self { batches, added: Notify::new(), removed: Notify::new() }
+    }
+
+    pub(super) fn push(&self, batch: Batch) {
+        self.lock().push_back(Arc::new(batch));
+        self.added.notify_one();
+    }
+
+    /// Waits while the log is too large.
+    ///
+    /// # Errors
+    /// [`StoreError::Behind`] after `timeout`.
+    pub(super) async fn wait_for_space(&self, timeout: Duration, keys: &Keys) -> Result<(), StoreError> {
+        let wait = async {
+            loop {
+                let mut removed = std::pin::pin!(self.removed.notified());
+                removed.as_mut().enable(); // registers for notifications before the check
+                if self.lock().iter().map(|batch| batch.bytes()).sum::<usize>() <= LOG_BYTES_MAX {
+                    return;
+                }
+                removed.await;
+            }
+        };
+        let behind = |_| StoreError::Behind { path: keys.location() };
+        tokio::time::timeout(timeout, wait).await.map_err(behind)
+    }
+
+    fn batches(&self) -> Vec<Arc<Batch>> {
+        self.lock().iter().cloned().collect()
+    }
+
+    fn remove_up_to(&self, number: u64) {
+        self.lock().retain(|batch| batch.number > number);
+        self.removed.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Batch>>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Applies batches until this manager is not the leader any more.
+pub(super) async fn run(keys: Arc<Keys>, pending: Arc<Pending>, mut applied: Position) {
+    let mut compaction = Compaction { revision: None, at: Instant::now() };
+    loop {
+        let batches = pending.batches();
+        let Some(last) = batches.last().map(|batch| batch.number) else {
+            pending.added.notified().await;
+            continue;
+        };
+        match apply(&keys, &batches, last, &mut applied).await {
+            Ok(()) => {
+                pending.remove_up_to(last);
+                compaction.run_if_due(&keys, applied).await;
+            }
+            Err(StoreError::NotLeader { .. }) => return, // the next write reports this
+            Err(error) => {
+                tracing::warn!(
+                    error = units::chain(&error),
+                    "cannot apply the log of the store; trying again"
+                );
+                tokio::time::sleep(RETRY_DELAY).await;
+                if let Ok(position) = keys.take_over(Chain::Applied).await {
+                    applied = position;
+                }
+            }
+        }
+    }
+}
+
+/// Applies batches and deletes them from the log.
+async fn apply(
+    keys: &Keys,
+    batches: &[Arc<Batch>],
+    last: u64,
+    applied: &mut Position,
+) -> Result<(), StoreError> {
+    let mut writes: BTreeMap<&EntryKey, Option<&Vec<u8>>> = BTreeMap::new();
+    for batch in batches {
+        writes.extend(batch.writes.iter().map(|(key, value)| (key, value.as_ref())));
+    }
+    let mut transaction = Transaction { keys, applied, operations: Vec::new(), bytes: 0 };
+    for ((tag, key), value) in writes {
+        transaction.write(*tag, key, value.map(Vec::as_slice)).await?;
+    }
+    transaction.finish().await?;
+    let parts = delete_range(keys.log_key(0, 0), keys.log_key(last + 1, 0));
+    keys.advance(Chain::Applied, applied, vec![parts], "write").await
+}
+
+/// Transaction of the applied entries that is being filled.
+struct Transaction<'a> {
+    keys: &'a Keys,
+    applied: &'a mut Position,
+    operations: Vec<RequestOp>,
+    bytes: usize,
+}
+
+impl Transaction<'_> {
+    async fn write(&mut self, tag: u8, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
+        let entry = self.keys.entry_key(tag, key);
+        if tag == Table::Models.tag() {
+            // Only models have values of several chunks. The former value may have more chunks.
+            let chunks =
+                delete_range(self.keys.chunk_key(tag, key, 0), self.keys.chunk_key(tag, key, u32::MAX));
+            self.add(chunks, 0).await?;
+            self.finish().await?; // a transaction must not change an entry twice
+        }
+        match value {
+            None => self.add(delete(entry), 0).await,
+            Some(value) if value.len() <= VALUE_BYTES_MAX => {
+                self.add(put(entry, with_kind(VALUE, value)), value.len()).await
+            }
+            Some(value) => {
+                for (number, chunk) in (0..).zip(value.chunks(VALUE_BYTES_MAX)) {
+                    self.add(put(self.keys.chunk_key(tag, key, number), chunk.to_vec()), chunk.len()).await?;
+                }
+                let count = u32::try_from(value.len().div_ceil(VALUE_BYTES_MAX)).unwrap_or(u32::MAX);
+                self.add(put(entry, with_kind(CHUNKS, &count.to_be_bytes())), 0).await
+            }
+        }
+    }
+
+    async fn add(&mut self, operation: RequestOp, bytes: usize) -> Result<(), StoreError> {
+        if self.operations.len() == OPERATIONS_MAX || self.bytes + bytes > TRANSACTION_BYTES_MAX {
+            self.finish().await?;
+        }
+        self.operations.push(operation);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), StoreError> {
+        self.bytes = 0;
+        if self.operations.is_empty() {
+            return Ok(());
+        }
+        let operations = std::mem::take(&mut self.operations);
+        self.keys.advance(Chain::Applied, self.applied, operations, "write").await
+    }
+}
+
+fn with_kind(kind: u8, value: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+/// Compaction of the history, which etcd otherwise keeps until it is out of space.
+struct Compaction {
+    /// Revision before which the history is removed next.
+    revision: Option<i64>,
+    /// Time at which the revision was recorded.
+    at: Instant,
+}
+
+impl Compaction {
+    async fn run_if_due(&mut self, keys: &Keys, applied: Position) {
+        if self.at.elapsed() < COMPACTION_INTERVAL {
+            return;
+        }
+        if let Some(revision) = self.revision
+            && let Err(error) = keys.client().compact(revision).await
+        {
+            tracing::warn!(error = units::chain(&error), "cannot compact the history of etcd");
+        }
+        *self = Self { revision: Some(applied.revision()), at: Instant::now() };
+    }
+}

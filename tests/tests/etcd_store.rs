@@ -1,0 +1,255 @@
+//! Tests of the store in etcd, with real clusters of Debian's etcd.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use etcd::{
+    client::Settings,
+    election::{Candidate, Leadership},
+};
+use pool_manager::store::{
+    Scan, Store, StoreError, Table, Write,
+    etcd::{Cluster, EtcdStore},
+    meta,
+};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64;
+use tests::{environment::seed, etcd_cluster::EtcdCluster};
+
+/// Time to live of a manager's lease in these tests.
+const TTL: Duration = Duration::from_secs(2);
+/// Time in which a cluster must accept writes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Quota that etcd has by default.
+const QUOTA_BYTES: u64 = 2 << 30;
+
+type Entries = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
+
+fn cluster(etcd: &EtcdCluster) -> Cluster {
+    cluster_with_prefix(etcd, "/tarn/rack")
+}
+
+fn cluster_with_prefix(etcd: &EtcdCluster, prefix: &str) -> Cluster {
+    let settings = Settings {
+        endpoints: etcd.endpoints(),
+        tls: None,
+        credentials: None,
+        call_timeout: Duration::from_secs(1),
+    };
+    Cluster::new(settings, prefix.to_owned(), QUOTA_BYTES).expect("the addresses are valid")
+}
+
+fn elect(cluster: &Cluster) -> Leadership {
+    let candidate = Candidate {
+        client: cluster.client().clone(),
+        key: cluster.leader_key(),
+        value: b"manager".to_vec(),
+        ttl: TTL,
+    };
+    cluster.block_on(async move { candidate.campaign().await }).expect("etcd accepts the manager")
+}
+
+/// Opens the store as the leader, and returns the store and the leadership, which is not renewed.
+fn open(cluster: &Cluster) -> (EtcdStore, Leadership) {
+    let leadership = elect(cluster);
+    (EtcdStore::open(cluster.clone(), &leadership).expect("the store is readable"), leadership)
+}
+
+/// Opens the store as the leader, and renews the lease until the test ends.
+fn open_permanently(cluster: &Cluster) -> EtcdStore {
+    let (store, mut leadership) = open(cluster);
+    let cluster = cluster.clone();
+    std::thread::spawn(move || cluster.block_on(async move { leadership.hold().await }));
+    store
+}
+
+fn entries(store: &mut dyn Scan) -> Entries {
+    try_entries(store).expect("the store is readable")
+}
+
+fn try_entries(store: &mut dyn Scan) -> Result<Entries, StoreError> {
+    let mut entries = Entries::new();
+    for table in Table::ALL {
+        let mut last = None;
+        store.scan(table, &mut |key, value| {
+            assert!(last.as_deref().is_none_or(|last: &[u8]| last < key), "keys of {table} are ascending");
+            last = Some(key.to_vec());
+            entries.insert((table, key.to_vec()), value.to_vec());
+        })?;
+    }
+    entries.remove(&(Table::Meta, meta::FORMAT.to_vec()));
+    Ok(entries)
+}
+
+fn apply(entries: &mut Entries, batch: &[Write]) {
+    for write in batch.iter().cloned() {
+        match write {
+            Write::Put { table, key, value } => drop(entries.insert((table, key), value)),
+            Write::Delete { table, key } => drop(entries.remove(&(table, key))),
+        }
+    }
+}
+
+fn put(table: Table, key: &[u8], value: Vec<u8>) -> Write {
+    Write::Put { table, key: key.to_vec(), value }
+}
+
+/// Returns up to 400 writes of small values, and rarely one of up to 3 MB. Some keys begin with others.
+fn random_batch(random: &mut Pcg64) -> Vec<Write> {
+    let len = if random.random_ratio(1, 5) { 400 } else { 1 + random.random_range(0..40) };
+    let mut batch: Vec<_> = (0..len)
+        .map(|_| {
+            let table = Table::ALL[random.random_range(0..Table::ALL.len())];
+            let key = vec![random.random_range(0..20_u8); random.random_range(1..10)];
+            match random.random_range(0..4) {
+                0 => Write::Delete { table, key },
+                _ => Write::Put { table, key, value: vec![random.random(); random.random_range(0..600)] },
+            }
+        })
+        .collect();
+    if random.random_ratio(1, 10) {
+        let value = vec![random.random(); random.random_range(0..3 << 20)];
+        batch.push(Write::Put { table: Table::Models, key: vec![random.random_range(0..3_u8); 2], value });
+    }
+    batch
+}
+
+/// Reopens the store and reads all entries, until this is possible.
+fn reopen(store: &mut EtcdStore) -> Entries {
+    let started = Instant::now();
+    loop {
+        match store.reopen().and_then(|()| try_entries(store)) {
+            Ok(entries) => return entries,
+            Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
+        }
+    }
+}
+
+#[test]
+fn entries_are_those_of_all_batches_after_each_reopening() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let cluster = cluster(&etcd);
+    let mut store = open_permanently(&cluster);
+    let mut random = Pcg64::seed_from_u64(seed());
+    let mut expected = Entries::new();
+    for round in 0..100 {
+        let batch = random_batch(&mut random);
+        store.commit(&batch).unwrap();
+        apply(&mut expected, &batch);
+        match round % 10 {
+            3 => assert!(entries(&mut store) == expected, "round {round}"),
+            6 => {
+                store.reopen().unwrap();
+                assert!(entries(&mut store) == expected, "round {round}, reopened");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn snapshot_does_not_change_while_the_store_is_written() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let cluster = cluster(&etcd);
+    let mut store = open_permanently(&cluster);
+    let mut random = Pcg64::seed_from_u64(seed());
+    (0..20).for_each(|_| store.commit(&random_batch(&mut random)).unwrap());
+    let expected = entries(&mut store);
+    let mut snapshot = store.snapshot().unwrap();
+    for _ in 0..20 {
+        store.commit(&random_batch(&mut random)).unwrap();
+    }
+    assert!(entries(snapshot.as_mut()) == expected);
+    assert!(entries(&mut store) != expected);
+}
+
+#[test]
+fn manager_whose_lease_has_ended_cannot_write() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let first = cluster(&etcd);
+    let (mut paused, leadership) = open(&first);
+    paused.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
+
+    let second = cluster(&etcd); // is elected when the lease of the first one, which is not renewed, has ended
+    let (mut store, newer) = open(&second);
+    assert!(newer.token() > leadership.token());
+    store.commit(&[put(Table::Hosts, b"a", vec![2])]).unwrap();
+    for _ in 0..2 {
+        let error = paused.commit(&[put(Table::Hosts, b"a", vec![3])]).unwrap_err();
+        assert!(matches!(error, StoreError::NotLeader { .. } | StoreError::Poisoned { .. }), "{error}");
+    }
+    assert!(matches!(paused.reopen(), Err(StoreError::NotLeader { .. })));
+    assert_eq!(entries(&mut store), Entries::from([((Table::Hosts, b"a".to_vec()), vec![2])]));
+}
+
+#[test]
+fn store_continues_while_members_are_killed_and_paused() {
+    let mut etcd = EtcdCluster::start(3, &[]);
+    let cluster = cluster(&etcd);
+    let mut store = open_permanently(&cluster);
+    let mut random = Pcg64::seed_from_u64(seed());
+    let mut expected = Entries::new();
+    for round in 0..9_usize {
+        let member = round % 3;
+        match round / 3 {
+            0 => etcd.kill(member),
+            1 => etcd.restart(member),
+            _ => etcd.pause(member, Duration::from_millis(300)),
+        }
+        for _ in 0..10 {
+            let batch = random_batch(&mut random);
+            match store.commit(&batch) {
+                Ok(()) => apply(&mut expected, &batch),
+                Err(error) => {
+                    // It is unknown whether the batch was written.
+                    println!("round {round}: {error}");
+                    let found = reopen(&mut store);
+                    let mut written = expected.clone();
+                    apply(&mut written, &batch);
+                    assert!(found == expected || found == written, "round {round}");
+                    expected = found;
+                }
+            }
+        }
+        etcd.restart(member);
+    }
+    assert!(reopen(&mut store) == expected);
+}
+
+#[test]
+fn cluster_without_majority_rejects_writes_and_loses_nothing() {
+    let mut etcd = EtcdCluster::start(3, &[]);
+    let cluster = cluster(&etcd);
+    let mut store = open_permanently(&cluster);
+    store.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
+    etcd.kill(0);
+    etcd.kill(1);
+    let error = store.commit(&[put(Table::Hosts, b"a", vec![2])]).unwrap_err();
+    assert!(matches!(error, StoreError::Etcd { .. }), "{error}");
+    assert!(matches!(store.snapshot(), Err(StoreError::Poisoned { .. })));
+}
+
+#[test]
+fn full_etcd_is_reported_as_full() {
+    let etcd = EtcdCluster::start(1, &["--quota-backend-bytes", "16777216"]);
+    let cluster = cluster(&etcd);
+    let mut store = open_permanently(&cluster);
+    store.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
+    let value = vec![7; 1 << 20];
+    let error =
+        (0..40).find_map(|number: u8| store.commit(&[put(Table::Audit, &[number], value.clone())]).err());
+    let error = error.expect("40 MiB do not fit into 16 MiB");
+    assert!(error.is_full(), "{error}");
+}
+
+#[test]
+fn prefixes_are_separate_stores() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let (one, other) = (cluster_with_prefix(&etcd, "/tarn/a"), cluster_with_prefix(&etcd, "/tarn/ab"));
+    let (mut store, mut other_store) = (open_permanently(&one), open_permanently(&other));
+    store.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
+    assert_eq!(entries(&mut other_store), Entries::new());
+    assert_eq!(entries(&mut store).len(), 1);
+}
