@@ -8,6 +8,7 @@ use std::{
 use etcd::{
     client::Settings,
     election::{Candidate, Leadership},
+    messages::{TxnRequest, put as put_entry},
 };
 use pool_manager::store::{
     Scan, Store, StoreError, Table, Write,
@@ -18,8 +19,10 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use tests::{environment::seed, etcd_cluster::EtcdCluster};
 
-/// Time to live of a manager's lease in these tests.
-const TTL: Duration = Duration::from_secs(2);
+/// Time to live of the lease of a manager that another one replaces.
+const SHORT_TTL: Duration = Duration::from_secs(2);
+/// Time to live of the lease of other managers. It is longer than the election of a member by the others.
+const TTL: Duration = Duration::from_secs(10);
 /// Time in which a cluster must accept writes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Quota that etcd has by default.
@@ -41,25 +44,25 @@ fn cluster_with_prefix(etcd: &EtcdCluster, prefix: &str) -> Cluster {
     Cluster::new(settings, prefix.to_owned(), QUOTA_BYTES).expect("the addresses are valid")
 }
 
-fn elect(cluster: &Cluster) -> Leadership {
+fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
     let candidate = Candidate {
         client: cluster.client().clone(),
         key: cluster.leader_key(),
         value: b"manager".to_vec(),
-        ttl: TTL,
+        ttl,
     };
     cluster.block_on(async move { candidate.campaign().await }).expect("etcd accepts the manager")
 }
 
 /// Opens the store as the leader, and returns the store and the leadership, which is not renewed.
-fn open(cluster: &Cluster) -> (EtcdStore, Leadership) {
-    let leadership = elect(cluster);
+fn open(cluster: &Cluster, ttl: Duration) -> (EtcdStore, Leadership) {
+    let leadership = elect(cluster, ttl);
     (EtcdStore::open(cluster.clone(), &leadership).expect("the store is readable"), leadership)
 }
 
 /// Opens the store as the leader, and renews the lease until the test ends.
 fn open_permanently(cluster: &Cluster) -> EtcdStore {
-    let (store, mut leadership) = open(cluster);
+    let (store, mut leadership) = open(cluster, TTL);
     let cluster = cluster.clone();
     std::thread::spawn(move || cluster.block_on(async move { leadership.hold().await }));
     store
@@ -169,11 +172,11 @@ fn snapshot_does_not_change_while_the_store_is_written() {
 fn manager_whose_lease_has_ended_cannot_write() {
     let etcd = EtcdCluster::start(1, &[]);
     let first = cluster(&etcd);
-    let (mut paused, leadership) = open(&first);
+    let (mut paused, leadership) = open(&first, SHORT_TTL);
     paused.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
 
     let second = cluster(&etcd); // is elected when the lease of the first one, which is not renewed, has ended
-    let (mut store, newer) = open(&second);
+    let (mut store, newer) = open(&second, TTL);
     assert!(newer.token() > leadership.token());
     store.commit(&[put(Table::Hosts, b"a", vec![2])]).unwrap();
     for _ in 0..2 {
@@ -242,6 +245,31 @@ fn full_etcd_is_reported_as_full() {
         (0..40).find_map(|number: u8| store.commit(&[put(Table::Audit, &[number], value.clone())]).err());
     let error = error.expect("40 MiB do not fit into 16 MiB");
     assert!(error.is_full(), "{error}");
+}
+
+/// A manager that ends between two parts leaves such a batch.
+#[test]
+fn incomplete_batch_of_the_log_is_ignored() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let cluster = cluster(&etcd);
+    let (store, leadership) = open(&cluster, TTL);
+    drop(store);
+    for part in 0..3_u32 {
+        let number = [1_u64.to_be_bytes().as_slice(), &part.to_be_bytes()].concat();
+        let key = [b"/tarn/rack/log/".as_slice(), &number].concat();
+        let success = vec![put_entry(key, vec![0; 1000])];
+        let (client, request) = (cluster.client().clone(), TxnRequest { success, ..TxnRequest::default() });
+        cluster.block_on(async move { client.txn(request).await }).unwrap();
+    }
+    let mut store = EtcdStore::open(cluster, &leadership).unwrap();
+    // The batch is so large that it is still in the log when the entries are read.
+    let batch: Vec<_> = (0..5000_u32).map(|key| put(Table::Audit, &key.to_be_bytes(), vec![1])).collect();
+    let mut expected = Entries::new();
+    apply(&mut expected, &batch);
+    store.commit(&batch).unwrap();
+    assert!(entries(&mut store) == expected);
+    store.reopen().unwrap();
+    assert!(entries(&mut store) == expected);
 }
 
 #[test]

@@ -13,18 +13,18 @@ use std::{
 
 use tokio_stream::StreamExt as _;
 use tonic::{
-    Code, Request, Status,
+    Request, Status,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, ClientTlsConfig, Endpoint},
 };
 
 use crate::{
-    error::{Error, is_member_failure},
+    error::{Error, is_temporary, needs_login},
     messages::{
         AlarmRequest, AlarmType, AuthenticateRequest, CompactionRequest, LeaseGrantRequest,
-        LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest, RangeResponse, StatusRequest,
-        StatusResponse, TxnRequest, TxnResponse, auth_client::AuthClient, kv_client::KvClient,
-        lease_client::LeaseClient, maintenance_client::MaintenanceClient,
+        LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest, RangeResponse, StatusRequest, TxnRequest,
+        TxnResponse, auth_client::AuthClient, kv_client::KvClient, lease_client::LeaseClient,
+        maintenance_client::MaintenanceClient,
     },
 };
 
@@ -33,6 +33,8 @@ const TOKEN_KEY: &str = "token";
 /// Metadata key with which a member rejects calls while it knows no leader of its cluster.
 const REQUIRE_LEADER_KEY: &str = "hasleader";
 
+/// Interval of the pings that detect a lost connection. etcd rejects intervals below 5 s.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum size of the entries that one call reads, in bytes.
 pub const RESPONSE_BYTES_MAX: usize = 40 << 20;
 
@@ -215,18 +217,15 @@ impl Client {
         Ok(alarms.alarms.iter().any(|alarm| alarm.alarm() == AlarmType::Nospace))
     }
 
-    /// Returns the address and the status of each member.
-    pub async fn statuses(&self) -> Vec<(&str, Result<StatusResponse, Error>)> {
-        let mut statuses = Vec::new();
-        for member in &self.0.members {
-            let status = self.try_member(member, &StatusRequest {}, &async |channel, request| {
-                MaintenanceClient::new(channel).status(request).await.map(tonic::Response::into_inner)
-            });
-            let unavailable =
-                |status: Status| Error::Unavailable { attempts: vec![member.describe(&status)] };
-            statuses.push((member.endpoint.as_str(), status.await.map_err(unavailable)));
-        }
-        statuses
+    /// Returns the size of the database of the member that answers, in bytes.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn database_bytes(&self) -> Result<u64, Error> {
+        let status = self.call(StatusRequest {}, async |channel, request| {
+            MaintenanceClient::new(channel).status(request).await.map(tonic::Response::into_inner)
+        });
+        Ok(u64::try_from(status.await?.db_size).unwrap_or(0))
     }
 
     /// Sends a request to the members in turn until one answers, each at most once.
@@ -244,7 +243,7 @@ impl Client {
                     self.0.current.store(index, Ordering::Relaxed);
                     return Ok(reply);
                 }
-                Err(status) if is_member_failure(&status) => attempts.push(members[index].describe(&status)),
+                Err(status) if is_temporary(&status) => attempts.push(members[index].describe(&status)),
                 Err(status) => return Err(Error::from_status(&status)),
             }
         }
@@ -266,7 +265,7 @@ impl Client {
             };
             let reply = send(member.channel.clone(), authorized(request.clone(), token)).await;
             match (reply, &self.0.credentials) {
-                (Err(status), Some(credentials)) if status.code() == Code::Unauthenticated => {
+                (Err(status), Some(credentials)) if needs_login(&status) => {
                     let token = self.log_in(member, credentials).await?;
                     send(member.channel.clone(), authorized(request.clone(), Some(token))).await
                 }
@@ -306,8 +305,12 @@ impl Member {
 }
 
 fn lazy_channel(endpoint: &str, settings: &Settings) -> Result<Channel, tonic::transport::Error> {
-    let mut endpoint_settings =
-        Endpoint::from_shared(endpoint.to_owned())?.tcp_nodelay(true).connect_timeout(settings.call_timeout);
+    let mut endpoint_settings = Endpoint::from_shared(endpoint.to_owned())?
+        .tcp_nodelay(true)
+        .connect_timeout(settings.call_timeout)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(settings.call_timeout)
+        .keep_alive_while_idle(true);
     if let Some(tls) = &settings.tls
         && endpoint.starts_with("https://")
     {

@@ -124,7 +124,8 @@ impl Leadership {
                     self.lease.ends_at = sent + ttl;
                     interval
                 }
-                Err(error @ Error::Unavailable { .. }) if Instant::now() < self.lease.ends_at => {
+                Err(error @ Error::LeaseNotFound) => return error,
+                Err(error) if Instant::now() < self.lease.ends_at => {
                     tracing::warn!(%error, "cannot renew the lease of this process");
                     self.ttl / ATTEMPTS_PER_LEASE
                 }

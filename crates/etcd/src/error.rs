@@ -59,10 +59,41 @@ fn is_login_error(message: &str) -> bool {
     message.contains("authentication failed") || message.contains("user name is empty")
 }
 
-/// Returns whether another member may be able to answer the call.
-pub(crate) fn is_member_failure(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled
-    )
+/// Returns whether the token of the last login is not accepted any more. A token also ends when the users or roles of
+/// etcd are changed.
+pub(crate) fn needs_login(status: &Status) -> bool {
+    let message = status.message();
+    status.code() == Code::Unauthenticated
+        || message.contains("revision in header is old")
+        || message.contains("revision of auth store is old")
+}
+
+/// Returns whether the call can be repeated, at another member or later.
+pub(crate) fn is_temporary(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled => true,
+        Code::ResourceExhausted => status.message().contains("too many requests"),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_of_etcd_are_classified() {
+        let old = Status::unknown("auth: revision in header is old");
+        assert!(needs_login(&old) && needs_login(&Status::unauthenticated("etcdserver: invalid auth token")));
+        assert!(is_temporary(&Status::resource_exhausted("etcdserver: too many requests")));
+        let full = Status::resource_exhausted("etcdserver: mvcc: database space exceeded");
+        assert!(!is_temporary(&full) && matches!(Error::from_status(&full), Error::NoSpace));
+        let login =
+            Status::invalid_argument("etcdserver: authentication failed, invalid user ID or password");
+        assert!(!needs_login(&login) && matches!(Error::from_status(&login), Error::AccessDenied(_)));
+        let lease = Status::not_found("etcdserver: requested lease not found");
+        assert!(matches!(Error::from_status(&lease), Error::LeaseNotFound));
+        let compacted = Status::out_of_range("etcdserver: mvcc: required revision has been compacted");
+        assert!(matches!(Error::from_status(&compacted), Error::Compacted));
+    }
 }

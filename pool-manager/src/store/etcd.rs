@@ -19,6 +19,7 @@
 //! late or twice has no effect.
 
 mod apply;
+mod compaction;
 mod keys;
 mod log;
 mod snapshot;
@@ -102,7 +103,8 @@ struct OpenLog {
     head: Position,
     next_batch: u64,
     pending: Arc<Pending>,
-    applier: JoinHandle<()>,
+    /// Task that applies the batches; `None` until the format of the store is checked.
+    applier: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for EtcdStore {
@@ -124,8 +126,8 @@ impl EtcdStore {
     }
 
     fn close(&mut self) {
-        if let Some(log) = self.log.take() {
-            log.applier.abort();
+        if let Some(applier) = self.log.take().and_then(|log| log.applier) {
+            applier.abort();
         }
     }
 
@@ -143,6 +145,7 @@ impl EtcdStore {
             for operation in batch.parts(&keys) {
                 keys.advance(Chain::Head, &mut head, vec![operation], "write").await?;
             }
+            keys.compaction().add_written(batch.bytes());
             pending.push(batch);
             Ok(head)
         });
@@ -173,15 +176,22 @@ impl Store for EtcdStore {
             // The order matters: after these transactions, no earlier transaction of this process takes effect.
             let head = keys.take_over(Chain::Head).await?;
             let applied = keys.take_over(Chain::Applied).await?;
-            let batches = log::read(&keys).await?.batches;
-            let next_batch = batches.last().map_or(1, |batch| batch.number + 1);
-            let pending = Arc::new(Pending::new(batches));
-            let applier = tokio::spawn(apply::run(keys, Arc::clone(&pending), applied));
-            Ok(OpenLog { head, next_batch, pending, applier })
+            let log = log::read(&keys).await?;
+            // An incomplete batch keeps its number, so that its parts are not mistaken for those of another one.
+            let next_batch = log.last_number + 1;
+            let pending = Arc::new(Pending::new(log.batches));
+            Ok((OpenLog { head, next_batch, pending, applier: None }, applied))
         });
-        self.log = Some(opened?);
+        let (log, applied) = opened?;
+        let pending = Arc::clone(&log.pending);
+        self.log = Some(log);
         let path = self.keys.location();
-        check_format(self, &path).inspect_err(|_| self.close())
+        check_format(self, &path).inspect_err(|_| self.close())?;
+        let applier = apply::run(Arc::clone(&self.keys), pending, applied);
+        if let Some(log) = &mut self.log {
+            log.applier = Some(self.cluster.worker.spawn(applier));
+        }
+        Ok(())
     }
 
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
@@ -193,11 +203,10 @@ impl Store for EtcdStore {
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
         let client = self.cluster.client.clone();
-        let largest = self.cluster.worker.block_on(async move {
-            let statuses = client.statuses().await;
-            statuses.into_iter().filter_map(|(_, status)| u64::try_from(status.ok()?.db_size).ok()).max()
-        });
-        Ok(largest.map(|largest| self.cluster.quota_bytes.saturating_sub(largest)))
+        let size = self.cluster.worker.block_on(async move { client.database_bytes().await });
+        let size = size
+            .map_err(|cause| StoreError::etcd_error("get the free space of", &self.cluster.prefix, cause));
+        Ok(Some(self.cluster.quota_bytes.saturating_sub(size?)))
     }
 }
 

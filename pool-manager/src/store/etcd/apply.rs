@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use ::etcd::messages::{RequestOp, delete, delete_range, put};
@@ -25,8 +25,9 @@ const TRANSACTION_BYTES_MAX: usize = 1 << 20;
 pub(super) const VALUE_BYTES_MAX: usize = 128 << 10;
 /// Delay before batches are applied again after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Interval between two compactions of the history. Snapshots can be read at least as long.
-const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
+/// Number of entries after which the batches that are applied together end, so that the log becomes shorter even if
+/// the task is aborted soon.
+const ROUND_ENTRIES: usize = 2048;
 /// First byte of an entry with the value itself.
 pub(super) const VALUE: u8 = 0;
 /// First byte of an entry with the number of the value's chunks.
@@ -70,8 +71,15 @@ impl Pending {
         tokio::time::timeout(timeout, wait).await.map_err(behind)
     }
 
-    fn batches(&self) -> Vec<Arc<Batch>> {
-        self.lock().iter().cloned().collect()
+    /// Returns the first batches, with about [`ROUND_ENTRIES`] entries.
+    fn first_batches(&self) -> Vec<Arc<Batch>> {
+        let mut entries = 0;
+        let has_space = |batch: &&Arc<Batch>| {
+            let has_space = entries < ROUND_ENTRIES;
+            entries += batch.writes.len();
+            has_space
+        };
+        self.lock().iter().take_while(has_space).cloned().collect()
     }
 
     fn remove_up_to(&self, number: u64) {
@@ -86,9 +94,8 @@ impl Pending {
 
 /// Applies batches until this manager is not the leader any more.
 pub(super) async fn run(keys: Arc<Keys>, pending: Arc<Pending>, mut applied: Position) {
-    let mut compaction = Compaction { revision: None, at: Instant::now() };
     loop {
-        let batches = pending.batches();
+        let batches = pending.first_batches();
         let Some(last) = batches.last().map(|batch| batch.number) else {
             pending.added.notified().await;
             continue;
@@ -96,7 +103,7 @@ pub(super) async fn run(keys: Arc<Keys>, pending: Arc<Pending>, mut applied: Pos
         match apply(&keys, &batches, last, &mut applied).await {
             Ok(()) => {
                 pending.remove_up_to(last);
-                compaction.run_if_due(&keys, applied).await;
+                compact(&keys, applied).await;
             }
             Err(StoreError::NotLeader { .. }) => return, // the next write reports this
             Err(error) => {
@@ -144,26 +151,29 @@ struct Transaction<'a> {
 impl Transaction<'_> {
     async fn write(&mut self, tag: u8, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
         let entry = self.keys.entry_key(tag, key);
-        if tag == Table::Models.tag() {
-            // Only models have values of several chunks. The former value may have more chunks.
-            let chunks =
-                delete_range(self.keys.chunk_key(tag, key, 0), self.keys.chunk_key(tag, key, u32::MAX));
-            self.add(chunks, 0).await?;
-            self.finish().await?; // a transaction must not change an entry twice
-        }
+        let mut chunks = 0;
         match value {
-            None => self.add(delete(entry), 0).await,
+            None => self.add(delete(entry), 0).await?,
             Some(value) if value.len() <= VALUE_BYTES_MAX => {
-                self.add(put(entry, with_kind(VALUE, value)), value.len()).await
+                self.add(put(entry, with_kind(VALUE, value)), value.len()).await?;
             }
             Some(value) => {
-                for (number, chunk) in (0..).zip(value.chunks(VALUE_BYTES_MAX)) {
-                    self.add(put(self.keys.chunk_key(tag, key, number), chunk.to_vec()), chunk.len()).await?;
+                for chunk in value.chunks(VALUE_BYTES_MAX) {
+                    let key = self.keys.chunk_key(tag, key, chunks);
+                    self.add(put(key, chunk.to_vec()), chunk.len()).await?;
+                    chunks += 1;
                 }
-                let count = u32::try_from(value.len().div_ceil(VALUE_BYTES_MAX)).unwrap_or(u32::MAX);
-                self.add(put(entry, with_kind(CHUNKS, &count.to_be_bytes())), 0).await
+                self.add(put(entry, with_kind(CHUNKS, &chunks.to_be_bytes())), 0).await?;
             }
         }
+        if chunks > 0 || tag == Table::Models.tag() {
+            // Other tables have no values of several chunks. The former value may have had more chunks. Only these
+            // are deleted, so that the value is complete if the batch is applied again after the log was deleted.
+            let (first, end) =
+                (self.keys.chunk_key(tag, key, chunks), self.keys.chunk_key(tag, key, u32::MAX));
+            self.add(delete_range(first, end), 0).await?;
+        }
+        Ok(())
     }
 
     async fn add(&mut self, operation: RequestOp, bytes: usize) -> Result<(), StoreError> {
@@ -176,7 +186,7 @@ impl Transaction<'_> {
     }
 
     async fn finish(&mut self) -> Result<(), StoreError> {
-        self.bytes = 0;
+        self.keys.compaction().add_written(std::mem::take(&mut self.bytes));
         if self.operations.is_empty() {
             return Ok(());
         }
@@ -191,24 +201,12 @@ fn with_kind(kind: u8, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Compaction of the history, which etcd otherwise keeps until it is out of space.
-struct Compaction {
-    /// Revision before which the history is removed next.
-    revision: Option<i64>,
-    /// Time at which the revision was recorded.
-    at: Instant,
-}
-
-impl Compaction {
-    async fn run_if_due(&mut self, keys: &Keys, applied: Position) {
-        if self.at.elapsed() < COMPACTION_INTERVAL {
-            return;
-        }
-        if let Some(revision) = self.revision
-            && let Err(error) = keys.client().compact(revision).await
-        {
-            tracing::warn!(error = units::chain(&error), "cannot compact the history of etcd");
-        }
-        *self = Self { revision: Some(applied.revision()), at: Instant::now() };
+/// Removes old history, if this is due.
+async fn compact(keys: &Keys, applied: Position) {
+    let due = keys.compaction().take_due(applied.revision());
+    if let Some(revision) = due
+        && let Err(error) = keys.client().compact(revision).await
+    {
+        tracing::warn!(error = units::chain(&error), "cannot compact the history of etcd");
     }
 }

@@ -2,12 +2,15 @@
 
 use std::{
     path::PathBuf,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use ::etcd::{
     Client, Error,
-    client::RESPONSE_BYTES_MAX,
     election::Leadership,
     messages::{
         Compare, KeyValue, RangeRequest, RangeResponse, RequestOp, TxnRequest, get, is_written_in,
@@ -15,16 +18,17 @@ use ::etcd::{
     },
 };
 
-use super::{StoreError, Table};
+use super::{StoreError, Table, compaction::Compaction};
 
 /// Time in which a call is repeated while no member answers.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay before a call is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Size of the entries that one call reads at most, in bytes; less than [`RESPONSE_BYTES_MAX`].
-const PAGE_BYTES_MAX: usize = 32 << 20;
 /// Maximum number of attempts to take over a chain whose transactions are still delivered.
 const TAKE_OVER_ATTEMPTS_MAX: u32 = 16;
+
+/// Number of times that this process has taken over a chain.
+static OPENINGS: AtomicU64 = AtomicU64::new(1);
 
 /// Entry that the transactions of one kind change in turn, so that none of them takes effect late or twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +42,11 @@ pub(super) enum Chain {
 /// Last transaction of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
+    /// Number of the transaction.
     number: u64,
+    /// Number of the store's opening, see [`Keys::take_over`]. Together with the number of the transaction and the
+    /// leader, it identifies the transaction.
+    opening: u64,
     revision: i64,
 }
 
@@ -49,6 +57,8 @@ pub(super) struct Keys {
     prefix: String,
     is_leader: Compare,
     token: i64,
+    /// Compaction of the history, which continues when the store is reopened.
+    compaction: Mutex<Compaction>,
 }
 
 /// Entries to read, and the revision in which they are read.
@@ -63,17 +73,15 @@ pub(super) struct KeyRange {
 }
 
 impl KeyRange {
-    /// Returns the range of keys from `start` to before `end`. No entry is larger than `entry_bytes_max`.
-    pub(super) fn new(start: Vec<u8>, end: Vec<u8>, revision: i64, entry_bytes_max: usize) -> Self {
-        const { assert!(PAGE_BYTES_MAX < RESPONSE_BYTES_MAX, "keys and other fields need space, too") }
-        let page_entries = i64::try_from(PAGE_BYTES_MAX / entry_bytes_max).unwrap_or(i64::MAX);
+    /// Returns the range of keys from `start` to before `end`.
+    pub(super) fn new(start: Vec<u8>, end: Vec<u8>, revision: i64, page_entries: i64) -> Self {
         Self { start, end, revision, page_entries }
     }
 
     /// Returns the range of all keys with a prefix.
-    pub(super) fn of_prefix(prefix: Vec<u8>, revision: i64, entry_bytes_max: usize) -> Self {
+    pub(super) fn of_prefix(prefix: Vec<u8>, revision: i64, page_entries: i64) -> Self {
         let end = prefix_end(&prefix);
-        Self::new(prefix, end, revision, entry_bytes_max)
+        Self { start: prefix, end, revision, page_entries }
     }
 }
 
@@ -83,6 +91,10 @@ pub(super) fn leader_key(prefix: &str) -> Vec<u8> {
 }
 
 impl Position {
+    fn encode(self) -> Vec<u8> {
+        [self.number.to_be_bytes(), self.opening.to_be_bytes()].concat()
+    }
+
     /// Returns the revision of the last transaction.
     pub(super) fn revision(self) -> i64 {
         self.revision
@@ -96,11 +108,16 @@ impl Keys {
             prefix: prefix.to_owned(),
             is_leader: leadership.condition(),
             token: leadership.token(),
+            compaction: Mutex::new(Compaction::new()),
         }
     }
 
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    pub(super) fn compaction(&self) -> MutexGuard<'_, Compaction> {
+        self.compaction.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the prefix, for messages.
@@ -162,7 +179,8 @@ impl Keys {
     ) -> Result<(), StoreError> {
         let number = position.number + 1;
         let key = self.chain_key(chain);
-        let mut success = vec![put(key.clone(), number.to_be_bytes().to_vec())];
+        let next = Position { number, ..*position };
+        let mut success = vec![put(key.clone(), next.encode())];
         success.extend(operations);
         let request = TxnRequest {
             compare: vec![self.is_leader.clone(), is_written_in(key.clone(), position.revision)],
@@ -177,7 +195,7 @@ impl Keys {
             }
         };
         if response.succeeded {
-            *position = Position { number, revision: response.revision() };
+            *position = Position { revision: response.revision(), ..next };
             return Ok(());
         }
         let (last, leader) = (response.entries(0).first(), response.entries(1).first());
@@ -186,7 +204,7 @@ impl Keys {
         }
         // An attempt whose answer was lost may have been successful.
         match last.and_then(read_position) {
-            Some(last) if last.number == number => {
+            Some(last) if (last.number, last.opening) == (next.number, next.opening) => {
                 *position = last;
                 Ok(())
             }
@@ -202,13 +220,14 @@ impl Keys {
             attempts += 1;
             let key = self.chain_key(chain);
             let entries = self.read_page(RangeRequest { key, ..RangeRequest::default() }).await?;
-            let mut position = Position { number: 0, revision: 0 };
+            let mut position = Position { number: 0, opening: 0, revision: 0 };
             if let Some(entry) = entries.kvs.first() {
                 position = read_position(entry).ok_or_else(|| StoreError::Corrupt {
                     path: self.location(),
                     what: format!("the value of {} is not a number", String::from_utf8_lossy(&entry.key)),
                 })?;
             }
+            position.opening = OPENINGS.fetch_add(1, Ordering::Relaxed);
             match self.advance(chain, &mut position, Vec::new(), "open").await {
                 Ok(()) => return Ok(position),
                 Err(StoreError::Changed { .. }) if attempts < TAKE_OVER_ATTEMPTS_MAX => {}
@@ -284,6 +303,7 @@ impl Keys {
 }
 
 fn read_position(entry: &KeyValue) -> Option<Position> {
-    let number = u64::from_be_bytes(entry.value.as_slice().try_into().ok()?);
-    Some(Position { number, revision: entry.mod_revision })
+    let (number, opening) = entry.value.split_first_chunk::<8>()?;
+    let opening = u64::from_be_bytes(opening.try_into().ok()?);
+    Some(Position { number: u64::from_be_bytes(*number), opening, revision: entry.mod_revision })
 }

@@ -11,6 +11,8 @@ use super::{
 
 /// Maximum size of the data of a part, in bytes. etcd accepts requests of 1.5 MiB.
 const PART_BYTES_MAX: usize = 1 << 20;
+/// Number of parts that one call reads.
+const PAGE_PARTS: i64 = 4;
 /// First byte of a part that is not the last one of its batch.
 const IS_CONTINUED: u8 = 0;
 /// First byte of the last part of a batch.
@@ -69,7 +71,10 @@ impl Batch {
 /// Log as read in one revision of etcd.
 #[derive(Debug)]
 pub(super) struct LogContents {
+    /// Complete batches, in ascending order of their numbers.
     pub(super) batches: Vec<Batch>,
+    /// Number of the last batch, which may be incomplete; 0 without batches.
+    pub(super) last_number: u64,
     pub(super) revision: i64,
 }
 
@@ -78,14 +83,14 @@ pub(super) struct LogContents {
 pub(super) async fn read(keys: &Keys) -> Result<LogContents, StoreError> {
     let prefix = keys.log_prefix();
     let (mut batches, mut parts, mut damaged) = (Vec::new(), Parts::default(), None);
-    let range = KeyRange::of_prefix(prefix.clone(), 0, PART_BYTES_MAX);
+    let range = KeyRange::of_prefix(prefix.clone(), 0, PAGE_PARTS);
     let read = keys.read_range(range, |entry| match parts.add(&prefix, &entry) {
         Ok(batch) => batches.extend(batch),
         Err(()) => damaged = Some(entry.key),
     });
     let revision = read.await?;
     match damaged {
-        None => Ok(LogContents { batches, revision }),
+        None => Ok(LogContents { batches, last_number: parts.last_number, revision }),
         Some(key) => {
             let what = format!("entry {:?} of its log cannot be decoded", String::from_utf8_lossy(&key));
             Err(StoreError::Corrupt { path: keys.location(), what })
@@ -96,6 +101,7 @@ pub(super) async fn read(keys: &Keys) -> Result<LogContents, StoreError> {
 /// Parts of the batch that is being read.
 #[derive(Default)]
 struct Parts {
+    last_number: u64,
     batch: u64,
     encoded: Vec<u8>,
     count: u32,
@@ -110,7 +116,7 @@ impl Parts {
         let part = u32::from_be_bytes(part.try_into().map_err(drop)?);
         let (kind, data) = entry.value.split_first().ok_or(())?;
         if batch != self.batch {
-            *self = Self { batch, ..Self::default() };
+            *self = Self { last_number: batch, batch, ..Self::default() };
         }
         if part != self.count {
             return Err(());
@@ -120,8 +126,8 @@ impl Parts {
         match *kind {
             IS_CONTINUED => Ok(None),
             IS_LAST => {
-                let complete = mem::take(self);
-                Batch::decode(complete.batch, complete.encoded).map(Some).ok_or(())
+                let encoded = mem::take(&mut self.encoded);
+                Batch::decode(batch, encoded).map(Some).ok_or(())
             }
             _ => Err(()),
         }

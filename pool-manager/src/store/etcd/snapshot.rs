@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use ::etcd::messages::KeyValue;
+use ::etcd::{client::RESPONSE_BYTES_MAX, messages::KeyValue};
 
 use super::{
     Scan, StoreError, Table,
@@ -12,6 +12,13 @@ use super::{
     log::{self, EntryKey},
     worker::Worker,
 };
+
+/// Number of entries that one call reads.
+const PAGE_ENTRIES: i64 = 256;
+const _: () = assert!(
+    256 * (VALUE_BYTES_MAX + (1 << 10)) <= RESPONSE_BYTES_MAX,
+    "a page of the largest entries must fit into a response"
+);
 
 /// Snapshot of a store. It can be read until its revision is compacted.
 pub(super) struct Snapshot {
@@ -52,7 +59,7 @@ impl Snapshot {
                     self.keys.chunk_key(tag, key, 0),
                     self.keys.chunk_key(tag, key, end),
                     self.revision,
-                    VALUE_BYTES_MAX,
+                    PAGE_ENTRIES,
                 );
                 let keys = Arc::clone(&self.keys);
                 let (chunks, value) = self.worker.block_on(async move {
@@ -79,7 +86,7 @@ impl Scan for Snapshot {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let tag = table.tag();
         let prefix = self.keys.table_prefix(table);
-        let mut range = KeyRange::of_prefix(prefix.clone(), self.revision, VALUE_BYTES_MAX);
+        let mut range = KeyRange::of_prefix(prefix.clone(), self.revision, PAGE_ENTRIES);
         let mut changes = self.changes.range((tag, Vec::new())..(tag + 1, Vec::new())).peekable();
         let call_changed = |key: &[u8], value: &Option<Vec<u8>>, each: &mut dyn FnMut(&[u8], &[u8])| {
             if let Some(value) = value {

@@ -3,7 +3,10 @@
 
 use std::{io, sync::mpsc};
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinHandle,
+};
 
 /// Runtime with one thread.
 #[derive(Debug)]
@@ -23,6 +26,11 @@ impl Worker {
     pub(super) fn enter<T>(&self, function: impl FnOnce() -> T) -> T {
         let _entered = self.runtime().enter();
         function()
+    }
+
+    /// Runs a future on the worker's thread.
+    pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.runtime().spawn(future)
     }
 
     /// Runs a future on the worker's thread, and waits for its result. Must not be called on the worker's thread.
