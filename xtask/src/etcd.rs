@@ -23,9 +23,11 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
         let _ = fs::remove_dir_all(&folder); // an existing folder is incomplete
         let (apt_dir, unpacked) = (folder.join("apt"), folder.join("unpacked"));
         Apt::prepare(&apt_dir, &[SUITE])?.unpack_packages(SUITE, &[PACKAGE], &unpacked)?;
-        fs::remove_dir_all(&apt_dir).map_err(Failure::file_error("remove", &apt_dir))?;
-        // The program is moved last because its existence marks the folder as complete.
+        // Its existence marks the folder as complete.
         fs::rename(unpacked.join(PROGRAM), &program).map_err(Failure::file_error("move", &program))?;
+        for unneeded in [apt_dir, unpacked] {
+            fs::remove_dir_all(&unneeded).map_err(Failure::file_error("remove", &unneeded))?;
+        }
     }
     Ok(folder)
 }
