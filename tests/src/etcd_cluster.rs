@@ -5,7 +5,6 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command},
-    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -54,6 +53,7 @@ impl EtcdCluster {
         let members = (0..members).map(|i| {
             let (peer, client) = (&urls[2 * i], &urls[2 * i + 1]);
             let mut command = Command::new(program());
+            command.env_clear(); // variables may contain the settings of another cluster
             command.args(["--name", &format!("m{i}"), "--initial-cluster", &initial.join(",")]);
             command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
             command.args(["--listen-client-urls", client, "--advertise-client-urls", client]);
@@ -87,10 +87,13 @@ impl EtcdCluster {
         member.process = Some(member.command.spawn().expect("etcd starts"));
     }
 
-    /// Pauses a running member for some time.
-    pub fn pause(&self, member: usize, time: Duration) {
+    /// Stops a running member until [`Self::resume`].
+    pub fn pause(&self, member: usize) {
         self.signal(member, Signal::STOP);
-        std::thread::sleep(time);
+    }
+
+    /// Continues a paused member.
+    pub fn resume(&self, member: usize) {
         self.signal(member, Signal::CONT);
     }
 

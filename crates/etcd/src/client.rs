@@ -21,10 +21,9 @@ use tonic::{
 use crate::{
     error::{Error, is_temporary, needs_login},
     messages::{
-        AlarmRequest, AlarmType, AuthenticateRequest, CompactionRequest, LeaseGrantRequest,
-        LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest, RangeResponse, StatusRequest, TxnRequest,
-        TxnResponse, auth_client::AuthClient, kv_client::KvClient, lease_client::LeaseClient,
-        maintenance_client::MaintenanceClient,
+        AuthenticateRequest, CompactionRequest, LeaseGrantRequest, LeaseKeepAliveRequest, RangeRequest,
+        RangeResponse, StatusRequest, TxnRequest, TxnResponse, auth_client::AuthClient, kv_client::KvClient,
+        lease_client::LeaseClient, maintenance_client::MaintenanceClient,
     },
 };
 
@@ -188,33 +187,6 @@ impl Client {
             Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
             _ => Err(Error::LeaseNotFound),
         }
-    }
-
-    /// Ends a lease, which deletes its entries. A lease that has ended is no error.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub async fn revoke_lease(&self, id: i64) -> Result<(), Error> {
-        let revoked = self.call(LeaseRevokeRequest { id }, async |channel, request| {
-            LeaseClient::new(channel).lease_revoke(request).await.map(drop)
-        });
-        match revoked.await {
-            Err(Error::LeaseNotFound) => Ok(()),
-            result => result,
-        }
-    }
-
-    /// Returns whether etcd rejects writes because a member has reached its quota.
-    ///
-    /// # Errors
-    /// [`Error`].
-    pub async fn is_out_of_space(&self) -> Result<bool, Error> {
-        let alarms = self
-            .call(AlarmRequest::default(), async |channel, request| {
-                MaintenanceClient::new(channel).alarm(request).await.map(tonic::Response::into_inner)
-            })
-            .await?;
-        Ok(alarms.alarms.iter().any(|alarm| alarm.alarm() == AlarmType::Nospace))
     }
 
     /// Returns the size of the database of the member that answers, in bytes.

@@ -134,12 +134,4 @@ impl Leadership {
             tokio::time::sleep(delay).await;
         }
     }
-
-    /// Ends the lease, so that another process is elected at once.
-    ///
-    /// # Errors
-    /// [`Error`]. The lease then ends after its time to live.
-    pub async fn resign(self) -> Result<(), Error> {
-        self.client.revoke_lease(self.lease.id).await
-    }
 }

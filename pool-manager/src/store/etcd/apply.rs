@@ -36,19 +36,34 @@ pub(super) const CHUNKS: u8 = 1;
 /// Batches that are not yet applied.
 #[derive(Debug)]
 pub(super) struct Pending {
-    batches: Mutex<VecDeque<Arc<Batch>>>,
+    queue: Mutex<Queue>,
     added: Notify,
     removed: Notify,
 }
 
+#[derive(Debug, Default)]
+struct Queue {
+    batches: VecDeque<Arc<Batch>>,
+    /// Size of all batches, in bytes.
+    bytes: usize,
+}
+
+impl Queue {
+    fn push(&mut self, batch: Batch) {
+        self.bytes += batch.bytes();
+        self.batches.push_back(Arc::new(batch));
+    }
+}
+
 impl Pending {
     pub(super) fn new(batches: Vec<Batch>) -> Self {
-        let batches = Mutex::new(batches.into_iter().map(Arc::new).collect());
-        Self { batches, added: Notify::new(), removed: Notify::new() }
+        let mut queue = Queue::default();
+        batches.into_iter().for_each(|batch| queue.push(batch));
+        Self { queue: Mutex::new(queue), added: Notify::new(), removed: Notify::new() }
     }
 
     pub(super) fn push(&self, batch: Batch) {
-        self.lock().push_back(Arc::new(batch));
+        self.lock().push(batch);
         self.added.notify_one();
     }
 
@@ -61,7 +76,7 @@ impl Pending {
             loop {
                 let mut removed = std::pin::pin!(self.removed.notified());
                 removed.as_mut().enable(); // registers for notifications before the check
-                if self.lock().iter().map(|batch| batch.bytes()).sum::<usize>() <= LOG_BYTES_MAX {
+                if self.lock().bytes <= LOG_BYTES_MAX {
                     return;
                 }
                 removed.await;
@@ -79,16 +94,20 @@ impl Pending {
             entries += batch.writes.len();
             has_space
         };
-        self.lock().iter().take_while(has_space).cloned().collect()
+        self.lock().batches.iter().take_while(has_space).cloned().collect()
     }
 
     fn remove_up_to(&self, number: u64) {
-        self.lock().retain(|batch| batch.number > number);
+        let mut queue = self.lock();
+        while queue.batches.front().is_some_and(|batch| batch.number <= number) {
+            queue.bytes -= queue.batches.pop_front().map_or(0, |batch| batch.bytes());
+        }
+        drop(queue);
         self.removed.notify_waiters();
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Batch>>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -70,18 +70,20 @@ pub(super) struct KeyRange {
     revision: i64,
     /// Maximum number of entries that one call reads.
     page_entries: i64,
+    /// Whether the last page was read.
+    is_complete: bool,
 }
 
 impl KeyRange {
     /// Returns the range of keys from `start` to before `end`.
     pub(super) fn new(start: Vec<u8>, end: Vec<u8>, revision: i64, page_entries: i64) -> Self {
-        Self { start, end, revision, page_entries }
+        Self { start, end, revision, page_entries, is_complete: false }
     }
 
     /// Returns the range of all keys with a prefix.
     pub(super) fn of_prefix(prefix: Vec<u8>, revision: i64, page_entries: i64) -> Self {
         let end = prefix_end(&prefix);
-        Self { start: prefix, end, revision, page_entries }
+        Self::new(prefix, end, revision, page_entries)
     }
 }
 
@@ -254,6 +256,9 @@ impl Keys {
 
     /// Reads the next entries of a range, and moves its start behind them. Returns no entries at the end.
     pub(super) async fn next_page(&self, range: &mut KeyRange) -> Result<Vec<KeyValue>, StoreError> {
+        if range.is_complete {
+            return Ok(Vec::new());
+        }
         let page = self
             .read_page(RangeRequest {
                 key: range.start.clone(),
@@ -266,6 +271,7 @@ impl Keys {
         if range.revision == 0 {
             range.revision = page.header.as_ref().map_or(0, |header| header.revision);
         }
+        range.is_complete = !page.more;
         if let Some(last) = page.kvs.last() {
             range.start.clone_from(&last.key);
             range.start.push(0); // the smallest larger key

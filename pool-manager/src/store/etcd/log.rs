@@ -90,7 +90,7 @@ pub(super) async fn read(keys: &Keys) -> Result<LogContents, StoreError> {
     });
     let revision = read.await?;
     match damaged {
-        None => Ok(LogContents { batches, last_number: parts.last_number, revision }),
+        None => Ok(LogContents { batches, last_number: parts.batch, revision }),
         Some(key) => {
             let what = format!("entry {:?} of its log cannot be decoded", String::from_utf8_lossy(&key));
             Err(StoreError::Corrupt { path: keys.location(), what })
@@ -101,10 +101,12 @@ pub(super) async fn read(keys: &Keys) -> Result<LogContents, StoreError> {
 /// Parts of the batch that is being read.
 #[derive(Default)]
 struct Parts {
-    last_number: u64,
+    /// Number of the batch; 0 before the first one.
     batch: u64,
     encoded: Vec<u8>,
     count: u32,
+    /// Whether the last part was read.
+    is_complete: bool,
 }
 
 impl Parts {
@@ -116,9 +118,9 @@ impl Parts {
         let part = u32::from_be_bytes(part.try_into().map_err(drop)?);
         let (kind, data) = entry.value.split_first().ok_or(())?;
         if batch != self.batch {
-            *self = Self { last_number: batch, batch, ..Self::default() };
+            *self = Self { batch, ..Self::default() };
         }
-        if part != self.count {
+        if part != self.count || self.is_complete {
             return Err(());
         }
         self.count += 1;
@@ -126,6 +128,7 @@ impl Parts {
         match *kind {
             IS_CONTINUED => Ok(None),
             IS_LAST => {
+                self.is_complete = true;
                 let encoded = mem::take(&mut self.encoded);
                 Batch::decode(batch, encoded).map(Some).ok_or(())
             }
