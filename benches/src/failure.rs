@@ -20,7 +20,7 @@ pub enum Failure {
     /// A process cannot be started, or ended unexpectedly.
     #[error(transparent)]
     Process(#[from] local_rack::ProcessError),
-    /// etcd is not installed.
+    /// etcd was not downloaded.
     #[error(
         "TARN_ETCD is not set: this benchmark compares Tarn with Debian's etcd. \
          Run `cargo xtask bench`, which downloads etcd"
