@@ -8,8 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use service_files::certificates::{self, CertificateError, PemFile};
-use tokio_rustls::rustls::ClientConfig;
+use service_files::{
+    certificates::{CertificateError, PemFile},
+    client_certificates::{ClientFiles, ClientIdentity, ClientPem},
+};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use units::limits::TOKEN_FILE_BYTES_MAX;
 
@@ -86,7 +88,7 @@ pub fn read_secrets(config: &Config) -> Result<Secrets, SecretsError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
     // Each connection reads the files of TLS again.
     let checked_tls = config.tls.as_ref().map(read_checked_tls).transpose()?;
-    let public_key = checked_tls.map(|(_, public_key)| public_key);
+    let public_key = checked_tls.and_then(|pem| pem.identity).map(|identity| identity.public_key);
     Ok(Secrets { token, public_key })
 }
 
@@ -95,41 +97,19 @@ pub fn read_secrets(config: &Config) -> Result<Secrets, SecretsError> {
 /// # Errors
 /// [`CertificateError`].
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, CertificateError> {
-    let (PemContents { ca, certificate, key }, _) = read_checked_tls(tls)?;
-    Ok(ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(ca))
-        .identity(Identity::from_pem(certificate, key))
-        .domain_name(&tls.server_name))
+    let ClientPem { ca, identity } = read_checked_tls(tls)?;
+    let mut config =
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).domain_name(&tls.server_name);
+    if let Some(ClientIdentity { certificate, key, .. }) = identity {
+        config = config.identity(Identity::from_pem(certificate, key));
+    }
+    Ok(config)
 }
 
-/// Contents of the files of section `[tls]`, in PEM format.
-struct PemContents {
-    ca: Vec<u8>,
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-}
-
-/// Reads the files of `[tls]`. Checks that the host's certificate and at least one certificate of
-/// the authority are valid now, and that the key belongs to the host's certificate. Also returns the
-/// public key of this certificate (SubjectPublicKeyInfo in DER).
-fn read_checked_tls(tls: &Tls) -> Result<(PemContents, Vec<u8>), CertificateError> {
-    let key_file = PemFile { field: KEY_FIELD, path: &tls.key };
-    let ca_file = PemFile { field: CA_FIELD, path: &tls.ca };
-    let certificate_file = PemFile { field: CERTIFICATE_FIELD, path: &tls.certificate };
-    let contents =
-        PemContents { key: key_file.read_key()?, ca: ca_file.read()?, certificate: certificate_file.read()? };
-    let chain = certificate_file.parse_certificates(&contents.certificate)?;
-    let authorities = ca_file.parse_certificates(&contents.ca)?;
-    let public_key = certificate_file.parse_certificate(&chain[0])?.public_key().raw.to_owned();
-    certificate_file.select_valid(&chain[..1])?;
-    ca_file.select_valid(&authorities)?;
-    let config = ClientConfig::builder_with_provider(certificates::provider())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| certificate_file.unusable(error))?
-        .with_root_certificates(ca_file.trust(authorities)?)
-        .with_client_auth_cert(chain, key_file.parse_key(&contents.key)?);
-    config.map_err(|error| key_file.key_error(certificate_file, error))?;
-    Ok((contents, public_key))
+fn read_checked_tls(tls: &Tls) -> Result<ClientPem, CertificateError> {
+    let certificate = PemFile { field: CERTIFICATE_FIELD, path: &tls.certificate };
+    let key = PemFile { field: KEY_FIELD, path: &tls.key };
+    ClientFiles { ca: PemFile { field: CA_FIELD, path: &tls.ca }, identity: Some((certificate, key)) }.read()
 }
 
 fn read_token(path: &Path) -> Result<String, SecretsError> {

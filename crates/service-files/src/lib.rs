@@ -3,6 +3,7 @@
 //! configuration file, the path and the violated rule; errors of folders are only the rule.
 
 pub mod certificates;
+pub mod client_certificates;
 pub mod descriptors;
 pub mod folders;
 pub mod log_limit;
