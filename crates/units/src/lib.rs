@@ -19,7 +19,8 @@ pub use counters::{COUNTER_NAMES, LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE};
 pub use limited_read::read_limited;
 pub use name::{Name, NameError, RequestId};
 pub use number::{
-    DesiredVersion, EmcId, Epoch, HostId, InstanceId, MigrationId, ReservationId, Revision, SliceId,
+    DesiredVersion, EmcId, Epoch, FencingToken, HostId, InstanceId, MigrationId, ReservationId, Revision,
+    SliceId,
 };
 pub use quoted::{QuotedText, escaped, shortened, single_line, truncated};
 pub use size::{Bytes, Fraction, FractionError, SLICE, SizeError};

@@ -106,6 +106,37 @@ pub struct DesiredVersion {
     pub revision: Revision,
 }
 
+/// Token of an elected manager. Devices and agents accept no orders with a lower token than the
+/// highest one that they know. A token consists of a generation and an election, compared in this
+/// order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FencingToken {
+    /// Generation of the store, which a restore from a backup increases.
+    pub generation: u64,
+    /// Number of the election, which increases with each election in the same cluster of etcd; 0
+    /// for a manager that no other one can replace.
+    pub election: u64,
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.generation, self.election)
+    }
+}
+
+impl std::str::FromStr for FencingToken {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let token = text.split_once('.').and_then(|(generation, election)| {
+            Some(Self { generation: generation.parse().ok()?, election: election.parse().ok()? })
+        });
+        let rule =
+            || format!("{} is not a fencing token: must be two numbers, such as 1.7", QuotedText(text));
+        token.filter(|token| token.to_string() == text).ok_or_else(rule)
+    }
+}
+
 impl fmt::Display for DesiredVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.generation, self.revision)
