@@ -29,6 +29,7 @@ use directories::Directories;
 
 mod access;
 mod directories;
+mod etcd;
 mod fence;
 mod immutable;
 mod prediction;
@@ -36,6 +37,7 @@ mod usable;
 
 pub use access::Access;
 pub use config_file::{ConfigError, Violation};
+pub use etcd::{Etcd, EtcdLocation, EtcdTls, EtcdUser};
 pub use immutable::{ImmutableSettingChange, changed_immutable_settings};
 
 /// Validated configuration of a rack.
@@ -68,10 +70,28 @@ pub struct Config {
 pub struct Manager {
     /// Address on which the manager serves gRPC.
     pub listen: Listen,
-    /// Directory of the ledger's database and of the hosts' tokens.
-    pub store: PathBuf,
+    /// Folder of the tokens and of temporary files; also of the ledger's database if `etcd` is
+    /// `None`.
+    pub folder: PathBuf,
+    /// Cluster of etcd that stores the ledger; `None` if `folder` contains it.
+    pub etcd: Option<Etcd>,
     /// Address of the Prometheus endpoint; `None` disables it.
     pub metrics_listen: Option<SocketAddr>,
+}
+
+impl Manager {
+    /// Returns the field of `rack.toml` that sets [`Self::folder`].
+    pub fn folder_field(&self) -> &'static str {
+        if self.etcd.is_some() { "manager.state_dir" } else { "manager.store" }
+    }
+
+    /// Returns the value of `manager.store`: a path, or an address of etcd.
+    pub fn store(&self) -> String {
+        match &self.etcd {
+            Some(etcd) => etcd.location.to_string(),
+            None => self.folder.display().to_string(),
+        }
+    }
 }
 
 /// Path of the unix socket if `manager.listen` is not set.
@@ -237,10 +257,10 @@ impl Config {
 
     /// Returns the field and the path of the store's folder and of the folders of tokens in it.
     fn store_folders(&self) -> impl Iterator<Item = (String, PathBuf)> {
-        let store = &self.manager.store;
-        [store.clone(), token_paths::host_token_directory(store), token_paths::role_token_directory(store)]
+        let (field, folder) = (self.manager.folder_field(), &self.manager.folder);
+        [folder.clone(), token_paths::host_token_directory(folder), token_paths::role_token_directory(folder)]
             .into_iter()
-            .map(|folder| ("manager.store".to_owned(), folder))
+            .map(|folder| (field.to_owned(), folder))
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and
@@ -251,6 +271,12 @@ impl Config {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         config_file::parse(text, path, |top, base| ConfigParser::new(base).parse_rack(top))
     }
+}
+
+/// Value of `manager.store`.
+enum Store {
+    Folder(PathBuf),
+    Etcd(EtcdLocation),
 }
 
 /// Parser of the configuration. It keeps the values parsed so far for rules that involve several
@@ -283,8 +309,16 @@ impl<'a> ConfigParser<'a> {
 
     fn parse_rack(&mut self, mut top: Section<'_>) -> Option<Config> {
         self.has_tls = top.contains("tls");
-        let manager =
-            top.take_required("manager", Field::to_section).and_then(|section| self.parse_manager(section));
+        let etcd = top.take_section("etcd");
+        let manager = top
+            .take_required("manager", Field::to_section)
+            .and_then(|section| self.parse_manager(section, etcd));
+        let is_folder = manager.as_ref().is_some_and(|manager| manager.etcd.is_none());
+        top.check(
+            !is_folder || !top.contains("etcd"),
+            "etcd",
+            "requires manager.store = \"etcd://HOST:PORT\"",
+        );
         let lease = top.take_section("lease").map_or(Some(Lease::default()), parse_lease);
         let policy = top.take_section("policy").map_or(Some(Policy::default()), parse_policy);
         let prediction = top
@@ -311,7 +345,7 @@ impl<'a> ConfigParser<'a> {
         Some(Config { manager, lease, policy, prediction, qos, fence, access, tls, emcs, hosts })
     }
 
-    fn parse_manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
+    fn parse_manager(&mut self, mut section: Section<'_>, etcd: Option<Section<'_>>) -> Option<Manager> {
         let listen = section.take_optional("listen", |field| self.parse_listen(field));
         section.check(
             !self.has_tls || listen != Some(None),
@@ -319,15 +353,54 @@ impl<'a> ConfigParser<'a> {
             "is missing: [tls] requires an IP address and a port",
         );
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(DEFAULT_SOCKET_PATH.into())));
-        let store = section.take_required("store", |field| self.parse_directory(field));
+        let has_etcd_tls = etcd.as_ref().is_some_and(|etcd| etcd.contains("ca"));
+        let store = section.take_required("store", |field| match etcd::is_etcd(field) {
+            true => etcd::parse_location(field, has_etcd_tls).map(Store::Etcd),
+            false => self.parse_directory(field).map(Store::Folder),
+        });
+        let store = match store {
+            Some(store) => self.parse_folder(&mut section, store),
+            None => section.take_optional("state_dir", |field| field.to_path(self.base)).and(None),
+        };
         let metrics_listen = section.take_optional("metrics_listen", |field| match &listen {
             Some(Listen::Tcp(listen)) if parse_address(field)? == *listen => {
                 Err("must differ from manager.listen".to_owned())
             }
             _ => parse_address(field),
         });
+        let etcd = match &store {
+            Some((_, Some(location))) => {
+                let rule = "is missing: manager.store requires it";
+                section.check(etcd.is_some(), "etcd", rule);
+                etcd.and_then(|etcd| {
+                    etcd::parse_etcd(etcd, self.base, location.clone(), listen.as_ref(), self.has_tls)
+                })
+                .map(Some)
+            }
+            _ => Some(None),
+        };
         section.reject_unknown_keys();
-        Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
+        let (folder, _) = store?;
+        Some(Manager { listen: listen?, folder, etcd: etcd?, metrics_listen: metrics_listen? })
+    }
+
+    /// Returns the folder of the manager, and the location of the store in etcd.
+    fn parse_folder(
+        &mut self,
+        section: &mut Section<'_>,
+        store: Store,
+    ) -> Option<(PathBuf, Option<EtcdLocation>)> {
+        match store {
+            Store::Etcd(location) => {
+                let folder = section.take_required("state_dir", |field| self.parse_directory(field))?;
+                Some((folder, Some(location)))
+            }
+            Store::Folder(folder) => {
+                let rule = "requires manager.store = \"etcd://HOST:PORT\"; manager.store is the folder of the tokens";
+                section.take_optional("state_dir", |_| Err::<(), _>(rule.to_owned()))?;
+                Some((folder, None))
+            }
+        }
     }
 
     fn parse_listen(&self, field: &Field<'_>) -> Result<Listen, String> {

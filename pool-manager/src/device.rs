@@ -5,14 +5,16 @@ use std::{
     collections::BTreeSet,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use units::{Epoch, HostId, Name};
+use ::etcd::election::Leadership;
+use units::{Epoch, FencingToken, HostId, Name};
 
 use crate::{
     folder_access::{self, FolderAccessError},
     rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
-    store::StoreError,
+    store::{StoreError, etcd::Cluster},
 };
 
 pub mod emulated;
@@ -25,7 +27,7 @@ pub use emulated::Emulated;
 pub use shared_dax::SharedDax;
 
 /// Path or identifier that the driver assigns to a grant. The host uses it to open the slice.
-pub type Handle = std::sync::Arc<str>;
+pub type Handle = Arc<str>;
 
 /// Driver of an EMC, selected by `emc.driver` in `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +61,14 @@ impl Driver {
 
     /// Returns the files that must exist unchanged while the device is open, relative to the
     /// device's directory.
-    const fn identifying_files(self) -> &'static [&'static str] {
+    fn identifying_files(self, leader: Option<&DeviceLeader>) -> Vec<String> {
         match self {
-            Self::Emulated => &[RACK_UUID_FILE, "epochs", emulated::SLICES_FOLDER],
-            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::GRANTS_FILE],
+            Self::Emulated => {
+                let epochs = emulated::epochs::file_name(leader.map(|leader| leader.token));
+                vec![RACK_UUID_FILE.to_owned(), epochs, emulated::SLICES_FOLDER.to_owned()]
+            }
+            Self::SharedDax if leader.is_some() => Vec::new(), // the record is in etcd
+            Self::SharedDax => vec![RACK_UUID_FILE.to_owned(), shared_dax::GRANTS_FILE.to_owned()],
         }
     }
 
@@ -91,9 +97,11 @@ impl Driver {
 
     /// Opens the EMC at `path`, which has `slices` slices. A directory that belongs to no EMC of the
     /// rack is assigned to the rack and, if it has no grants, to the EMC. `serial` is used only by
-    /// drivers that cannot revoke access.
+    /// drivers that cannot revoke access. `leader` is set if the manager was elected. The record of
+    /// a device that cannot revoke access is then in etcd, and `path` is not used.
     ///
     /// # Errors
+    /// [`DeviceError::LaterManager`] if another manager was elected later and has opened the device,
     /// [`DeviceError::FolderAccess`] if other users can change the EMC's folders,
     /// [`DeviceError::OtherRack`] or [`DeviceError::OtherEmc`] if the directory belongs to another
     /// rack or EMC, [`DeviceError::DamagedRackUuid`] if its rack UUID file is damaged,
@@ -104,11 +112,15 @@ impl Driver {
         slices: u32,
         serial: &str,
         owner: &EmcOwner,
+        leader: Option<&DeviceLeader>,
     ) -> Result<Box<dyn Device>, DeviceError> {
+        if let (Self::SharedDax, Some(leader)) = (self, leader) {
+            return Ok(Box::new(SharedDax::open_in_etcd(leader, &owner.emc, slices, serial)?));
+        }
         self.check_folders(path)?;
         let is_assigned = owner.check_assigned(path)?;
         let mut device: Box<dyn Device> = match self {
-            Self::Emulated => Box::new(Emulated::open(path, slices)?),
+            Self::Emulated => Box::new(Emulated::open(path, slices, leader.map(|leader| leader.token))?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
         if !is_assigned {
@@ -119,6 +131,17 @@ impl Driver {
         }
         Ok(device)
     }
+}
+
+/// Elected manager that controls devices.
+#[derive(Clone, Debug)]
+pub struct DeviceLeader {
+    /// Fencing token of the manager.
+    pub token: FencingToken,
+    /// Cluster of etcd that stores the ledger.
+    pub cluster: Cluster,
+    /// Condition for writes in this cluster.
+    pub leadership: Arc<Leadership>,
 }
 
 /// EMC to which a directory belongs.
@@ -324,6 +347,16 @@ pub enum DeviceError {
         free: u64,
         /// Required free space, in bytes.
         min: u64,
+    },
+    /// A manager that was elected later has opened the EMC.
+    #[error("EMC {}: manager {later} was elected after this manager ({token}), and controls the EMC", path.display())]
+    LaterManager {
+        /// Directory of the EMC.
+        path: PathBuf,
+        /// Fencing token of this manager.
+        token: FencingToken,
+        /// Fencing token of the other manager.
+        later: FencingToken,
     },
     /// Another process has opened the EMC.
     #[error("EMC {} is in use by another pool-manager: stop the other one first", path.display())]

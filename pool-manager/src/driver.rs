@@ -41,6 +41,7 @@ use units::{EmcId, HostId, Ns, UnixMs};
 use self::thread::DriverThread;
 use crate::{
     convert,
+    election::ElectedManager,
     fence_command::FenceCommand,
     ledger_store::{self, LedgerStore},
     metrics::Metrics,
@@ -72,6 +73,13 @@ pub enum DriverError {
     /// The manager is stopping.
     #[error("the manager is stopping")]
     Stopping,
+    /// The lease of this manager may have ended, and another one may be the leader.
+    #[error("this manager is not the leader any more: try again")]
+    NotLeader,
+    /// The lease of this manager may have ended during a request. The request may have had an
+    /// effect.
+    #[error("the lease of this manager ended during the request, which may have had an effect: repeat it")]
+    LeaseEnded,
     /// The store cannot be read.
     #[error("cannot read the store")]
     Unreadable(#[source] LoadError),
@@ -138,6 +146,8 @@ struct SharedDriver {
     /// Number of iterations of the main loop of the driver's thread, for the watchdog.
     iterations: AtomicU64,
     clock: Clock,
+    /// This manager as the elected leader; `None` if no other manager can take over.
+    leader: Option<ElectedManager>,
     published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
     /// Limit the number of open watch streams of each service.
@@ -182,6 +192,12 @@ impl SharedDriver {
         self.change(|core, when| {
             results.into_iter().for_each(|reply| core.manager.handle(when, Event::Device(emc, reply)));
         })
+    }
+
+    /// Checks that no other manager has become the leader. Must be called after the state was read.
+    fn check_lease(&self) -> Result<(), DriverError> {
+        let is_valid = self.leader.as_ref().is_none_or(ElectedManager::is_certain);
+        if is_valid { Ok(()) } else { Err(DriverError::NotLeader) }
     }
 
     fn notify_change(&self) {
@@ -253,7 +269,10 @@ impl Handle {
         let replied = answer.await;
         drop(permit);
         std::mem::forget(pending);
-        Ok(replied.map_err(|_| DriverError::Stopping)??)
+        let reply = replied.map_err(|_| DriverError::Stopping)?;
+        // A request that was repeated is answered without a write, which would detect another leader.
+        self.0.check_lease().map_err(|_| DriverError::LeaseEnded)?;
+        Ok(reply?)
     }
 
     /// Waits until the open batch has space. Several callers can continue at once and exceed the
@@ -272,10 +291,16 @@ impl Handle {
     /// Locks the state machine, and calls `read` with it and the current time.
     ///
     /// # Errors
-    /// [`DriverError::Stopping`] if the manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping, [`DriverError::NotLeader`] if its lease
+    /// may have ended.
     pub fn read<T>(&self, read: impl FnOnce(&Manager, When) -> T) -> Result<T, DriverError> {
         let core = self.0.lock();
-        if core.is_closed { Err(DriverError::Stopping) } else { Ok(read(&core.manager, self.0.clock.now())) }
+        if core.is_closed {
+            return Err(DriverError::Stopping);
+        }
+        let value = read(&core.manager, self.0.clock.now());
+        drop(core);
+        self.0.check_lease().map(|()| value)
     }
 
     /// Returns the stored decisions about a subject with their sequence numbers, oldest first.
@@ -449,6 +474,8 @@ pub struct InitialState {
     pub records: Vec<Record>,
     /// Whether the store was restored from a backup since the last start.
     pub restored: bool,
+    /// This manager as the elected leader; `None` if no other manager can take over.
+    pub leader: Option<ElectedManager>,
 }
 
 /// Receiver that completes when the driver's thread has ended.
@@ -464,7 +491,7 @@ pub fn start(
     store: Box<dyn Store>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<(Handle, DriverEnd)> {
-    let InitialState { settings, fence_command, meta, records, restored } = initial;
+    let InitialState { settings, fence_command, meta, records, restored, leader } = initial;
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
     let mut manager = Manager::new(settings);
     manager.handle(clock.now(), Event::Loaded { meta, records, restored });
@@ -488,6 +515,7 @@ pub fn start(
         explain_permits: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
         iterations: AtomicU64::new(0),
         clock,
+        leader,
         published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,
         changed: watch::channel(0).0,
         scheduler_watch_permits: Arc::new(Semaphore::new(WATCH_STREAMS_MAX)),

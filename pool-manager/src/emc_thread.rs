@@ -22,7 +22,7 @@ use units::{
     limits::{DEVICE_PROBE_INTERVAL, DEVICE_RESULTS_PER_BATCH_MAX},
 };
 
-use crate::device::{self, Device, DeviceError, Driver, EmcOwner, presence::DevicePresence};
+use crate::device::{self, Device, DeviceError, DeviceLeader, Driver, EmcOwner, presence::DevicePresence};
 
 /// Location and size of an EMC, as needed to open its device.
 #[derive(Clone, Debug)]
@@ -41,6 +41,8 @@ pub struct EmcDescription {
     pub slices: u32,
     /// Rack and name of the EMC.
     pub owner: EmcOwner,
+    /// Set if the manager was elected.
+    pub leader: Option<DeviceLeader>,
 }
 
 /// Starts the thread of an EMC. The thread performs queued calls in batches, makes each batch
@@ -129,7 +131,7 @@ impl DeviceState {
         if call.call != DeviceCall::Contents
             && (self.open.is_none() || call.comparison < self.opened_by_comparison)
         {
-            DevicePresence::record(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
+            emc.record_presence()?; // reports a missing directory first, because it is the cause
             return Err(DeviceError::NotCompared { path: emc.path.clone() });
         }
         self.open(emc, call.comparison)
@@ -138,11 +140,12 @@ impl DeviceState {
     fn open(&mut self, emc: &EmcDescription, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
         if self.open.is_none() {
             if self.was_opened {
-                DevicePresence::record(emc.driver, &emc.path)?;
+                emc.record_presence()?;
             }
             self.opened_by_comparison = comparison;
-            let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.owner)?;
-            self.open = Some((device, DevicePresence::record(emc.driver, &emc.path)?));
+            let device =
+                emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.owner, emc.leader.as_ref())?;
+            self.open = Some((device, emc.record_presence()?));
             self.was_opened = true;
         }
         let (device, _) = self.open.as_mut().expect("the device was opened above");
@@ -225,6 +228,10 @@ fn to_slice_error(error: &DeviceError) -> SliceError {
 }
 
 impl EmcDescription {
+    fn record_presence(&self) -> Result<DevicePresence, DeviceError> {
+        DevicePresence::record(self.driver, &self.path, self.leader.as_ref())
+    }
+
     fn perform_call(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceReply, DeviceError> {
         Ok(match *call {
             DeviceCall::Contents => DeviceReply::Contents(self.to_rack_contents(device.contents()?)),
@@ -298,6 +305,7 @@ mod tests {
                 emc: Name::new("e0").unwrap(),
                 others: BTreeSet::new(),
             },
+            leader: None,
         }
     }
 
@@ -449,7 +457,7 @@ mod tests {
         let (emc, mut device) = (emc(&path), DeviceState::default());
         perform_calls(&emc, &mut device, vec![DeviceCall::Contents, grant(107)]);
         std::fs::rename(&path, parent.path().join("away")).unwrap();
-        drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.owner).unwrap());
+        drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.owner, None).unwrap());
         for slice in [108, 109] {
             let results = perform_calls(&emc, &mut device, vec![grant(slice)]);
             let failed = |result: &DeviceReply| {

@@ -10,6 +10,7 @@ use service_files::{certificates::CertificateError, sockets::SocketError};
 
 use crate::{
     config::{Config, ConfigError, Listen},
+    etcd_connection::EtcdConnectionError,
     records::{self, LoadError},
     rpc::connections::socket_path,
     store::{
@@ -21,6 +22,8 @@ use crate::{
     tls, token_paths,
     tokens::{TokenError, Tokens},
 };
+
+mod etcd;
 
 /// Error of a command that runs without a manager.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +69,29 @@ pub enum OfflineError {
     /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// A file or an address of section `[etcd]` cannot be used.
+    #[error("{}", path.display())]
+    Etcd {
+        /// Configuration file.
+        path: PathBuf,
+        /// Error that names the field and the violated rule.
+        #[source]
+        error: EtcdConnectionError,
+    },
+    /// A manager serves the rack in etcd.
+    #[error("store {} is in use by the pool-manager {leader}: stop all managers first", store.display())]
+    InUse {
+        /// Location of the store in etcd.
+        store: PathBuf,
+        /// Name and address of the manager that was elected.
+        leader: String,
+    },
     /// The store contains invalid entries.
     #[error(
         "store {place}: {invalid} entries are invalid ({errors}): restore a backup with `pool-manager restore`"
     )]
     InvalidEntries {
-        /// Directory of the store.
+        /// Directory of the store, or its location in etcd.
         place: String,
         /// Number of invalid entries.
         invalid: u64,
@@ -80,22 +100,31 @@ pub enum OfflineError {
     },
 }
 
-/// Creates a new rack and its tokens in the store's directory. The directory must never have
-/// contained a rack.
+/// Store that was created from a backup.
+struct RestoredStore {
+    generation: u64,
+    /// File with the replaced store, if there was one.
+    replaced: Option<PathBuf>,
+}
+
+/// Creates a new rack in the store, and its tokens. The store must never have contained a rack.
 ///
 /// # Errors
 /// [`OfflineError`] if `rack.toml` is invalid, or the directory contains or contained a rack.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     config.check_folders(path, rustix::process::geteuid().as_raw())?;
-    let (store, uuid) = (&config.manager.store, store_folder::random_uuid());
-    store_folder::init(store, &uuid, path)?;
-    Tokens::load(store, &config.hosts)?;
+    let (folder, uuid) = (&config.manager.folder, store_folder::random_uuid());
+    match &config.manager.etcd {
+        None => store_folder::init(folder, &uuid, path)?,
+        Some(etcd) => etcd::init(path, &config, etcd, &uuid)?,
+    }
+    Tokens::load(folder, &config.hosts)?;
     println!(
         "{}: created rack {uuid}; tokens: of hosts in {}, of schedulers and administrators in {}",
-        store.display(),
-        token_paths::host_token_directory(store).display(),
-        token_paths::role_token_directory(store).display()
+        config.manager.store(),
+        token_paths::host_token_directory(folder).display(),
+        token_paths::role_token_directory(folder).display()
     );
     Ok(())
 }
@@ -110,7 +139,8 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let own = rustix::process::geteuid().as_raw();
     let manager_uid = manager_uid(&config, own);
     if manager_uid != own {
-        println!("{}: checking for user {manager_uid}, the owner of manager.store", path.display());
+        let field = config.manager.folder_field();
+        println!("{}: checking for user {manager_uid}, the owner of {field}", path.display());
     }
     config.check_usable(path, manager_uid)?;
     config.check_folders(path, manager_uid)?;
@@ -146,7 +176,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
 /// Returns the ID of the manager's user. Root often checks the configuration of a manager that runs
 /// as another user. This user owns the folder of the store.
 fn manager_uid(config: &Config, own: u32) -> u32 {
-    let owner = std::fs::metadata(&config.manager.store).map(|store| store.uid());
+    let owner = std::fs::metadata(&config.manager.folder).map(|store| store.uid());
     if own == 0 { owner.unwrap_or(own) } else { own }
 }
 
@@ -165,26 +195,40 @@ fn can_assign_group(group: u32) -> bool {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
-    store_folder::check_file(&config.manager.store, path)?;
-    let mut store = RedbStore::open_read_only(&config.manager.store)?;
-    let checked = backup::check(&mut store, &mut |table, key, value| {
+    let mut store = open_for_reading(path, &config)?;
+    let checked = backup::check(store.as_mut(), &mut |table, key, value| {
         records::check_entry(table, key, value).map_err(|error| error.to_string())
     })?;
-    let place = config.manager.store.display();
+    let place = config.manager.store();
     if checked.invalid > 0 {
         let errors: Vec<_> = checked.errors.into_iter().map(|(_, error)| error).collect();
         return Err(OfflineError::InvalidEntries {
-            place: place.to_string(),
+            place,
             invalid: checked.invalid,
             errors: errors.join("; "),
         });
     }
-    let meta = records::load(&mut store)?.meta;
-    let meta = store_folder::check_rack(&config.manager.store, meta, path)?;
-    Tokens::prepare(&config.manager.store, &config.hosts)?;
+    let (meta, folder) = (records::load(store.as_mut())?.meta, &config.manager.folder);
+    let meta = match &config.manager.etcd {
+        None => store_folder::check_rack(folder, meta, path)?,
+        Some(etcd) => {
+            let location = etcd::connect(path, etcd)?.location();
+            store_folder::check_etcd_rack(&location, folder, meta, path)?
+        }
+    };
+    Tokens::prepare(&config.manager.folder, &config.hosts)?;
     let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
     println!("{place}: rack {uuid}, revision {revision}, {entries} entries: ok");
     Ok(())
+}
+
+/// Opens the store without changing it. A store in etcd may be in use.
+fn open_for_reading(path: &Path, config: &Config) -> Result<Box<dyn Scan>, OfflineError> {
+    if let Some(etcd) = &config.manager.etcd {
+        return Ok(etcd::connect(path, etcd)?.read()?);
+    }
+    store_folder::check_file(&config.manager.folder, path)?;
+    Ok(Box::new(RedbStore::open_read_only(&config.manager.folder)?))
 }
 
 /// Copies the store into a new file. Changes no file of the store.
@@ -194,13 +238,11 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 /// written.
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
-    store_folder::check_file(&config.manager.store, path)?;
-    let mut store = RedbStore::open_read_only(&config.manager.store)?;
-    let entries = backup::backup(&mut store, to)?;
+    let entries = backup::backup(open_for_reading(path, &config)?.as_mut(), to)?;
     println!(
         "{}: backup of {}, {} entries",
         to.display(),
-        config.manager.store.display(),
+        config.manager.store(),
         entries.values().sum::<u64>()
     );
     Ok(())
@@ -215,16 +257,33 @@ pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
 pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
-    let into = &config.manager.store;
-    let restored =
-        Restore { from, into, force, unix_seconds: now.as_secs(), generation: &generation }.run()?;
-    println!("{}: restored from {}, generation {}", into.display(), from.display(), restored.generation);
-    if let Some(replaced) = restored.replaced_store {
+    let restored = match &config.manager.etcd {
+        Some(etcd) => etcd::restore(path, &config, etcd, (from, force, now.as_secs()))?,
+        None => restore_folder(&config, from, force, now.as_secs())?,
+    };
+    println!(
+        "{}: restored from {}, generation {}",
+        config.manager.store(),
+        from.display(),
+        restored.generation
+    );
+    if let Some(replaced) = restored.replaced {
         println!("the previous store is now {}", replaced.display());
     }
     println!("every slice is quarantined until its hosts have reported");
     Ok(())
+}
+
+fn restore_folder(
+    config: &Config,
+    from: &Path,
+    force: bool,
+    unix_seconds: u64,
+) -> Result<RestoredStore, OfflineError> {
+    let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
+    let into = &config.manager.folder;
+    let restored = Restore { from, into, force, unix_seconds, generation: &generation }.run()?;
+    Ok(RestoredStore { generation: restored.generation, replaced: restored.replaced_store })
 }
 
 #[cfg(test)]

@@ -143,6 +143,22 @@ pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) ->
 /// # Errors
 /// [`LoadError`] if the store cannot be read or an entry cannot be decoded.
 pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
+    let mut loaded = load_metadata(store)?;
+    for table in [Table::Emcs, Table::Hosts, Table::Slices, Table::Reservations, Table::Migrations] {
+        scan(store, table, &mut |record| loaded.records.push(record))?;
+    }
+    Ok(loaded)
+}
+
+/// Reads the metadata of the ledger; `None` if the store contains no rack.
+///
+/// # Errors
+/// [`LoadError`] if the store cannot be read or an entry cannot be decoded.
+pub fn load_meta(store: &mut dyn Scan) -> Result<Option<Meta>, LoadError> {
+    Ok(load_metadata(store)?.meta)
+}
+
+fn load_metadata(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     let mut loaded = StoreContents { meta: None, records: Vec::new(), restored: false };
     let mut generation = 0;
     let mut error = None;
@@ -161,9 +177,6 @@ pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     }
     if let Some(meta) = &mut loaded.meta {
         meta.generation = meta.generation.max(generation);
-    }
-    for table in [Table::Emcs, Table::Hosts, Table::Slices, Table::Reservations, Table::Migrations] {
-        scan(store, table, &mut |record| loaded.records.push(record))?;
     }
     Ok(loaded)
 }

@@ -53,8 +53,8 @@ pub struct ServiceContext {
     pub rehome: watch::Receiver<RehomePolicy>,
     /// Becomes `true` when the manager is stopping, so that streams end.
     pub stopping: watch::Receiver<bool>,
-    /// Directory of the store.
-    pub store: Arc<Path>,
+    /// Folder for temporary files.
+    pub folder: Arc<Path>,
     /// Limits backups to one at a time.
     pub backups: Arc<Semaphore>,
     /// Start time of this process, in milliseconds since the Unix epoch.

@@ -28,6 +28,7 @@ use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tower_layer::Stack;
@@ -38,6 +39,8 @@ use units::limits::{
 use crate::{
     config::{Config, ConfigError, Listen, RehomePolicy, changed_immutable_settings},
     driver::{self, DriverError, Handle, InitialState},
+    election::Leader,
+    etcd_connection::EtcdConnectionError,
     forecasts::{self, Forecasts},
     metrics::{Metrics, MetricsSnapshot},
     monitor::Monitor,
@@ -47,17 +50,19 @@ use crate::{
         admin::Admin,
         agent::Agent,
         call_metrics::CountedService,
-        connections::{self, CallCounterLayer, Listener, TlsConfig},
+        connections::{self, CallCounterLayer, Connection, Listener, TlsConfig},
         identity::{AccessRules, Identity},
         models::Models,
         scheduler::Scheduler,
     },
     shares::{self, Shares},
-    store::{Store, StoreError, redb::RedbStore},
+    store::StoreError,
     store_folder::{self, OpenedStore, StoreFolderError},
     tls,
     tokens::{NewTokenFiles, TokenError, Tokens},
 };
+
+mod standby;
 
 /// Time limit for each step of stopping the manager.
 pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,6 +82,18 @@ pub enum ServeError {
     /// The contents of the store are invalid.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A file or an address of section `[etcd]` cannot be used.
+    #[error("{}", path.display())]
+    Etcd {
+        /// Configuration file.
+        path: PathBuf,
+        /// Error that names the field and the violated rule.
+        #[source]
+        error: EtcdConnectionError,
+    },
+    /// This manager is not the leader any more. Another one may serve requests.
+    #[error("stopped: another pool-manager may be the leader now")]
+    NotLeader(#[source] StoreError),
     /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -129,30 +146,57 @@ fn io_error(
 ///
 /// # Errors
 /// [`ServeError`] if configuration, store, tokens or sockets cannot be used. In this case, no
-/// request has been served.
+/// request has been served. [`ServeError::NotLeader`] if another manager may have taken over.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     descriptors::raise_limit();
     let config = Config::load(&path)?;
     config.check_store_folders(&path, rustix::process::geteuid().as_raw())?;
-    let opened = store_folder::open(&config.manager.store, &path)?;
-    let OpenedStore { mut store, meta, records, restored } = opened;
-    let rejections = Arc::new(RejectionLog::default());
-    let (rules, new_tokens) = prepare_rules(&config)?;
+    if let Some(etcd) = config.manager.etcd.clone() {
+        return standby::serve_from_etcd(&path, config, &etcd).await;
+    }
+    let opened = store_folder::open(&config.manager.folder, &path)?;
+    let (access, new_tokens) = AccessControl::load(&path, &config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
-    let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
-    let (tls, tls_receiver) = watch::channel(load_tls_config(&path, &config)?);
-    let access = AccessControl { identity, rejections, tls, tls_receiver };
+    let signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
+    serve_ledger(&path, config, opened, &access, signals, None).await
+}
+
+/// Serves requests from an open store until the manager stops. `leader` is set if other managers can take over.
+async fn serve_ledger(
+    path: &Path,
+    config: Config,
+    opened: OpenedStore,
+    access: &AccessControl,
+    signals: Signals,
+    mut leader: Option<Leader>,
+) -> Result<(), ServeError> {
+    let OpenedStore { store, meta, records, restored } = opened;
     let metrics = Arc::new(Metrics::default());
-    let stored = StoredState { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
+    let mut contents = store.snapshot()?;
+    let forecasts = forecasts::load(contents.as_mut())?;
+    let stored = StoredState { forecasts, weights: shares::load(contents.as_mut())? };
+    drop(contents);
     let (settings, fence_command) = (manager_settings(&config), config.fence.clone());
-    let initial = InitialState { settings, fence_command, meta, records, restored };
-    let (handle, driver) = driver::start(initial, into_boxed_store(store), Arc::clone(&metrics))
+    let elected = leader.as_ref().map(Leader::elected);
+    let initial = InitialState { settings, fence_command, meta, records, restored, leader: elected };
+    let (handle, driver) = driver::start(initial, store, Arc::clone(&metrics))
         .map_err(io_error("start", "the thread of the ledger"))?;
-    let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
+    let rack = LoadedRack { handle: handle.clone(), stored, metrics };
+    let result = serve_rack(path, config, rack, access, signals, leader.as_mut()).await;
     handle.close();
     let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
+    if let (Some(leader), Ok(())) = (leader, &result) {
+        leader.resign().await;
+    }
     tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
     result
+}
+
+/// Loaded ledger and other contents of the store.
+struct LoadedRack {
+    handle: Handle,
+    stored: StoredState,
+    metrics: Arc<Metrics>,
 }
 
 /// Store contents that do not belong to the ledger.
@@ -169,18 +213,33 @@ struct AccessControl {
     tls_receiver: watch::Receiver<TlsConfig>,
 }
 
+impl AccessControl {
+    /// Reads tokens and certificates. Also returns the files of new tokens, which the caller must
+    /// create.
+    fn load(path: &Path, config: &Config) -> Result<(Self, NewTokenFiles), ServeError> {
+        let rejections = Arc::new(RejectionLog::default());
+        let (rules, new_tokens) = prepare_rules(config)?;
+        let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
+        let (tls, tls_receiver) = watch::channel(load_tls_config(path, config)?);
+        Ok((Self { identity, rejections, tls, tls_receiver }, new_tokens))
+    }
+
+    fn accept(&self, listener: Listener) -> ReceiverStream<std::io::Result<Connection>> {
+        connections::accept(listener, self.tls_receiver.clone(), Arc::clone(&self.rejections))
+    }
+}
+
 /// Serves requests until the manager stops.
 async fn serve_rack(
     path: &Path,
     config: Config,
-    handle: &Handle,
-    stored: StoredState,
-    access: AccessControl,
-    metrics: Arc<Metrics>,
+    rack: LoadedRack,
+    access: &AccessControl,
+    mut signals: Signals,
+    leader: Option<&mut Leader>,
 ) -> Result<(), ServeError> {
-    // Must precede the first reply: until then, a signal ends the process at once.
-    let signals = Signals::listen()?;
-    configure(path, handle, &config).await?;
+    let LoadedRack { handle, stored, metrics } = rack;
+    configure(path, &handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
     let (rehome, rehome_receiver) = watch::channel(config.qos.rehome);
     let (settings, settings_receiver) = watch::channel(config.prediction);
@@ -201,41 +260,66 @@ async fn serve_rack(
         metrics: Arc::clone(&metrics),
         policy: policy_receiver,
         stopping: stopping.clone(),
-        store: config.manager.store.as_path().into(),
+        folder: config.manager.folder.as_path().into(),
         backups: Arc::new(Semaphore::new(1)),
         started_unix_ms: now_unix_ms(),
     };
-    let router = build_router(shared.clone()).await;
-    let listener = listen(&config)?;
-    let incoming = connections::accept(listener, access.tls_receiver.clone(), Arc::clone(&access.rejections));
-    let stopped = wait_until_stopping(stopping.clone());
-    let server = tokio::spawn(async move {
-        if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
-            tracing::error!(error = units::chain(&error), "gRPC server ended");
-        }
-    });
+    let server = start_server(build_router(shared.clone()).await, &config, access, stopping.clone())?;
     let exporter = match config.manager.metrics_listen {
         Some(address) => Some(start_exporter(address, shared, stopping).await?),
         None => None,
     };
-    tracing::info!(listen = %config.manager.listen, store = %config.manager.store.display(), "pool-manager ready");
-    notify_systemd(&[NotifyState::Ready]);
+    tracing::info!(listen = %config.manager.listen, store = config.manager.store(), "pool-manager ready");
+    notify_systemd(&[NotifyState::Ready, NotifyState::Status("serving requests")]);
     let watchdog = tokio::spawn(run_watchdog(handle.clone()));
 
     let targets = ReloadTargets { policy, rehome, settings, shares };
-    reload_until_stopped(path, config, handle, &access, &targets, signals).await;
+    let result = tokio::select! {
+        () = reload_until_stopped(path, config, &handle, access, &targets, &mut signals) => Ok(()),
+        cause = wait_until_lost(leader) => Err(ServeError::NotLeader(cause)),
+    };
 
     tracing::info!("pool-manager stopping");
     notify_systemd(&[NotifyState::Stopping]);
     let _ = stop.send(true); // fails only if the servers have ended
     watchdog.abort();
-    wait_for_server_end(server).await;
+    if result.is_ok() {
+        wait_for_server_end(server).await;
+    } else {
+        server.abort(); // clients must not wait for this manager
+    }
     outcome_log.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    forecasts.flush().await; // writes the last queued outcomes
-    Ok(())
+    if result.is_ok() {
+        forecasts.flush().await; // writes the last queued outcomes
+    }
+    result
+}
+
+/// Waits until the leader has lost the election; forever if there are no other managers.
+async fn wait_until_lost(leader: Option<&mut Leader>) -> StoreError {
+    match leader {
+        Some(leader) => leader.wait_until_lost().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Starts the gRPC server with the services of a router.
+fn start_server(
+    router: Router,
+    config: &Config,
+    access: &AccessControl,
+    stopping: watch::Receiver<bool>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let incoming = access.accept(listen(config)?);
+    Ok(tokio::spawn(async move {
+        let stopped = wait_until_stopping(stopping);
+        if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
+            tracing::error!(error = units::chain(&error), "gRPC server ended");
+        }
+    }))
 }
 
 async fn wait_for_server_end(server: tokio::task::JoinHandle<()>) {
@@ -243,10 +327,6 @@ async fn wait_for_server_end(server: tokio::task::JoinHandle<()>) {
     if ended.is_err() {
         tracing::warn!(waited = ?STOP_TIMEOUT, "aborting connections: clients or agents did not close them");
     }
-}
-
-fn into_boxed_store(store: RedbStore) -> Box<dyn Store> {
-    Box::new(store)
 }
 
 fn notify_systemd(states: &[NotifyState<'_>]) {
@@ -275,7 +355,7 @@ fn rpc_policy(config: &Config) -> Policy {
 /// Returns the rules of the configuration, and the files of new tokens, which the caller must
 /// create.
 fn prepare_rules(config: &Config) -> Result<(AccessRules, NewTokenFiles), TokenError> {
-    let (tokens, new_tokens) = Tokens::prepare(&config.manager.store, &config.hosts)?;
+    let (tokens, new_tokens) = Tokens::prepare(&config.manager.folder, &config.hosts)?;
     let certificate_names = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
     Ok((AccessRules { tokens, access: config.access.clone(), certificate_names }, new_tokens))
 }
@@ -342,9 +422,9 @@ async fn reload_until_stopped(
     handle: &Handle,
     access: &AccessControl,
     targets: &ReloadTargets,
-    signals: Signals,
+    signals: &mut Signals,
 ) {
-    let Signals { mut hangup, mut terminate, mut interrupt } = signals;
+    let Signals { hangup, terminate, interrupt } = signals;
     loop {
         tokio::select! {
             _ = hangup.recv() => match reload(path, &config, handle, access).await {
@@ -367,6 +447,15 @@ async fn reload_until_stopped(
     }
 }
 
+/// Loads `rack.toml`, and rejects changes that require a restart.
+fn load_changed(path: &Path, old: &Config) -> Result<Config, ServeError> {
+    let new = Config::load(path)?;
+    new.check_store_folders(path, rustix::process::geteuid().as_raw())?;
+    let changes: Vec<String> =
+        changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
+    if changes.is_empty() { Ok(new) } else { Err(ServeError::ImmutableSetting(changes.join("; "))) }
+}
+
 /// Loads and applies `rack.toml`. Creates new tokens only after the ledger has accepted the change.
 /// If a token cannot be created, the change stays in effect, and the next reload tries again.
 ///
@@ -379,13 +468,7 @@ async fn reload(
     handle: &Handle,
     access: &AccessControl,
 ) -> Result<Config, ServeError> {
-    let new = Config::load(path)?;
-    new.check_store_folders(path, rustix::process::geteuid().as_raw())?;
-    let changes: Vec<String> =
-        changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
-    if !changes.is_empty() {
-        return Err(ServeError::ImmutableSetting(changes.join("; ")));
-    }
+    let new = load_changed(path, old)?;
     let ((rules, new_tokens), tls) = (prepare_rules(&new)?, load_tls_config(path, &new)?);
     configure(path, handle, &new).await?;
     if let Err(error) = new_tokens.create() {

@@ -250,6 +250,14 @@ pub enum StoreError {
         #[source]
         cause: ::etcd::Error,
     },
+    /// Keys with the prefix of the store belong to another program or rack.
+    #[error("the prefix of store {} is in use: key {} belongs to another rack or program", path.display(), key.display())]
+    PrefixInUse {
+        /// Prefix of the store's keys.
+        path: PathBuf,
+        /// Key that does not belong to the store.
+        key: PathBuf,
+    },
     /// Another manager was elected, and only this one may write.
     #[error("another pool-manager is now the leader of store {}", path.display())]
     NotLeader {
@@ -283,6 +291,11 @@ impl StoreError {
 
     fn etcd_error(operation: &'static str, prefix: &str, cause: ::etcd::Error) -> Self {
         Self::Etcd { operation, path: PathBuf::from(format!("etcd:{prefix}")), cause }
+    }
+
+    /// Returns whether no member of etcd answered.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Etcd { cause: ::etcd::Error::Unavailable { .. }, .. })
     }
 
     /// Returns whether the disk or its quota, or etcd is full.
@@ -320,23 +333,31 @@ pub fn read_meta_number(store: &mut dyn Scan, path: &Path, name: &[u8]) -> Resul
 
 /// Rejects a store with another format version. Writes the format version to an empty store.
 fn check_format(store: &mut dyn Store, path: &Path) -> Result<(), StoreError> {
+    match read_format(store, path)? {
+        Some(_) => Ok(()),
+        None => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
+    }
+}
+
+/// Returns the format version of a store, or `None` for an empty store. Rejects a store with another version.
+fn read_format(store: &mut dyn Scan, path: &Path) -> Result<Option<u64>, StoreError> {
+    let corrupt = |what| StoreError::Corrupt { path: path.to_owned(), what };
     match read_meta_number(store, path, meta::FORMAT)? {
-        Some(FORMAT) => Ok(()),
+        Some(FORMAT) => Ok(Some(FORMAT)),
         Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
-        Some(found) => Err(StoreError::Corrupt {
-            path: path.to_owned(),
-            what: format!("its format version {found} does not exist"),
-        }),
-        None if is_empty(store)? => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
-        None => Err(StoreError::Corrupt {
-            path: path.to_owned(),
-            what: "it has entries but no format version".to_owned(),
-        }),
+        Some(found) => Err(corrupt(format!("its format version {found} does not exist"))),
+        None if is_empty(store)? => Ok(None),
+        None => Err(corrupt(
+            "it has entries but no format version, for example after an interrupted restore".to_owned(),
+        )),
     }
 }
 
 /// Returns whether the store has no entries except for its format version.
-fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
+///
+/// # Errors
+/// [`StoreError`] if the store cannot be read.
+pub fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
     let mut entries = 0_u64;
     for table in Table::ALL {
         store.scan(table, &mut |key, _| entries += u64::from((table, key) != (Table::Meta, meta::FORMAT)))?;

@@ -37,7 +37,7 @@ pub enum StoreFolderError {
         ledger.display(), rack_toml.display()
     )]
     LedgerLost {
-        /// Database file of the ledger.
+        /// Database file of the ledger, or its location in etcd.
         ledger: PathBuf,
         /// Defect of the ledger, such as "is missing".
         defect: &'static str,
@@ -60,17 +60,31 @@ pub enum StoreFolderError {
         /// Configuration file that names the directory.
         rack_toml: PathBuf,
     },
+    /// The prefix in etcd contains no rack, and the folder of the manager shows no evidence that it ever did.
+    #[error(
+        "no store at {}: it contains no rack: correct manager.store, or restore a backup with \
+         `pool-manager restore --config {1} --from BACKUP`; only to create a new rack, run `pool-manager init --config {1}`",
+        ledger.display(), rack_toml.display()
+    )]
+    NoRackInEtcd {
+        /// Location of the ledger in etcd.
+        ledger: PathBuf,
+        /// Configuration file that names the location.
+        rack_toml: PathBuf,
+    },
     /// The ledger belongs to another rack.
     #[error(
-        "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if manager.store is wrong, correct it; \
+        "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {2}: if manager.store is wrong, correct it; \
          if the ledger is the wrong one, restore a backup of rack {folder_rack} with \
          `pool-manager restore --config {1} --from BACKUP --force`; \
          to continue with rack {ledger_rack}, remove the file {RACK_UUID_FILE}",
-        folder.display(), rack_toml.display()
+        folder.display(), rack_toml.display(), ledger.display()
     )]
     OtherRack {
-        /// Directory of the store.
+        /// Directory with the file [`RACK_UUID_FILE`].
         folder: PathBuf,
+        /// Database file of the ledger, or its location in etcd.
+        ledger: Box<Path>,
         /// UUID of the rack in the ledger.
         ledger_rack: String,
         /// UUID of the rack in the file [`RACK_UUID_FILE`].
@@ -80,14 +94,16 @@ pub enum StoreFolderError {
     },
     /// The file [`RACK_UUID_FILE`] contains no UUID.
     #[error(
-        "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if this is the rack of the folder, \
+        "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {2}: if this is the rack of the folder, \
          remove the file, and pool-manager writes it again; otherwise restore a backup with \
          `pool-manager restore --config {1} --from BACKUP --force`",
-        folder.display(), rack_toml.display()
+        folder.display(), rack_toml.display(), ledger.display()
     )]
     DamagedRackUuid {
-        /// Directory of the store.
+        /// Directory with the file [`RACK_UUID_FILE`].
         folder: PathBuf,
+        /// Database file of the ledger, or its location in etcd.
+        ledger: Box<Path>,
         /// Beginning of the file.
         found: String,
         /// UUID of the rack in the ledger.
@@ -96,10 +112,10 @@ pub enum StoreFolderError {
         rack_toml: PathBuf,
     },
     /// `pool-manager init` was run in a directory that contains a rack.
-    #[error("{} already contains rack {rack_uuid}: the rack is unchanged", folder.display())]
+    #[error("{} already contains rack {rack_uuid}: the rack is unchanged", store.display())]
     RackExists {
-        /// Directory of the store.
-        folder: PathBuf,
+        /// Directory of the store, or its location in etcd.
+        store: PathBuf,
         /// UUID of the existing rack.
         rack_uuid: String,
     },
@@ -124,8 +140,8 @@ pub enum StoreFolderError {
 
 /// Opened store of a rack, with its contents.
 pub struct OpenedStore {
-    /// Open store of the directory.
-    pub store: RedbStore,
+    /// Open store.
+    pub store: Box<dyn Store>,
     /// Metadata of the ledger.
     pub meta: Meta,
     /// Records of the ledger.
@@ -151,7 +167,63 @@ pub fn open(folder: &Path, rack_toml: &Path) -> Result<OpenedStore, StoreFolderE
     let StoreContents { meta, records, restored } = records::load(&mut store)?;
     let meta = check_rack(folder, meta, rack_toml)?;
     write_missing_uuid(folder, &meta)?;
+    Ok(OpenedStore { store: Box::new(store), meta, records, restored })
+}
+
+/// Loads the ledger of an existing rack from a store in etcd, of which this manager is the leader. `ledger` is the
+/// location of the store, and `folder` the folder of the manager. `rack_toml` is the configuration file, for messages.
+///
+/// # Errors
+/// [`StoreFolderError`] if the store contains no rack, or that of another folder, or cannot be read.
+pub fn load_from_etcd(
+    store: Box<dyn Store>,
+    ledger: &Path,
+    folder: &Path,
+    rack_toml: &Path,
+) -> Result<OpenedStore, StoreFolderError> {
+    let StoreContents { meta, records, restored } = records::load(store.snapshot()?.as_mut())?;
+    let meta = check_etcd_rack(ledger, folder, meta, rack_toml)?;
+    write_missing_uuid(folder, &meta)?;
     Ok(OpenedStore { store, meta, records, restored })
+}
+
+/// Checks that a store in etcd contains a rack, and that the folder of the manager belongs to no other rack. Returns
+/// the metadata of the ledger. Changes nothing.
+///
+/// # Errors
+/// [`StoreFolderError`] as of [`load_from_etcd`].
+pub fn check_etcd_rack(
+    ledger: &Path,
+    folder: &Path,
+    meta: Option<Meta>,
+    rack_toml: &Path,
+) -> Result<Meta, StoreFolderError> {
+    verify_rack(folder, ledger, meta, rack_toml)?.ok_or_else(|| {
+        let (ledger, rack_toml) = (ledger.to_owned(), rack_toml.to_owned());
+        StoreFolderError::NoRackInEtcd { ledger, rack_toml }
+    })
+}
+
+/// Creates a rack with UUID `new_uuid` in an empty store in etcd.
+///
+/// # Errors
+/// [`StoreFolderError::RackExists`] if the store contains a rack, or another [`StoreFolderError`] if the folder of the
+/// manager belongs to a rack, or the store cannot be written.
+pub fn init_in_etcd(
+    store: &mut dyn Store,
+    ledger: &Path,
+    folder: &Path,
+    new_uuid: &str,
+    rack_toml: &Path,
+) -> Result<(), StoreFolderError> {
+    let found = records::load(store.snapshot()?.as_mut())?.meta;
+    if let Some(meta) = verify_rack(folder, ledger, found, rack_toml)? {
+        write_missing_uuid(folder, &meta)?;
+        return Err(StoreFolderError::RackExists { store: ledger.to_owned(), rack_uuid: meta.rack_uuid });
+    }
+    let meta = Meta::new(new_uuid.to_owned());
+    store.commit(&[records::write(&Record::Meta(meta.clone()))])?;
+    write_missing_uuid(folder, &meta)
 }
 
 /// Creates a rack with UUID `new_uuid` in a directory that never contained one. `rack_toml` is the
@@ -164,10 +236,10 @@ pub fn open(folder: &Path, rack_toml: &Path) -> Result<OpenedStore, StoreFolderE
 pub fn init(folder: &Path, new_uuid: &str, rack_toml: &Path) -> Result<(), StoreFolderError> {
     find_file_defect(folder, rack_toml)?;
     let mut store = RedbStore::open_directory(folder)?;
-    let meta = verify_rack(folder, records::load(&mut store)?.meta, rack_toml)?;
+    let meta = verify_rack(folder, &folder.join(DATABASE_FILE), records::load(&mut store)?.meta, rack_toml)?;
     if let Some(meta) = meta {
         write_missing_uuid(folder, &meta)?;
-        return Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid: meta.rack_uuid });
+        return Err(StoreFolderError::RackExists { store: folder.to_owned(), rack_uuid: meta.rack_uuid });
     }
     let meta = Meta::new(new_uuid.to_owned());
     store.commit(&[records::write(&Record::Meta(meta.clone()))])?;
@@ -178,6 +250,7 @@ pub fn init(folder: &Path, new_uuid: &str, rack_toml: &Path) -> Result<(), Store
 /// this file.
 fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
     if read_rack_uuid(folder)?.is_none() {
+        fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         rack_uuid_file::write(folder, &meta.rack_uuid, None)
             .map_err(io_error("write", &folder.join(RACK_UUID_FILE)))?;
     }
@@ -213,7 +286,9 @@ pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderErro
 /// not belong to the rack of the ledger.
 pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
     let defect = || format!("{DATABASE_FILE} contains no rack");
-    verify_rack(folder, meta, rack_toml)?.ok_or_else(|| missing_rack_error(folder, defect(), rack_toml))
+    let ledger = folder.join(DATABASE_FILE);
+    verify_rack(folder, &ledger, meta, rack_toml)?
+        .ok_or_else(|| missing_rack_error(folder, defect(), rack_toml))
 }
 
 fn missing_rack_error(folder: &Path, defect: String, rack_toml: &Path) -> StoreFolderError {
@@ -259,19 +334,20 @@ fn missing_store_defect(folder: &Path) -> Result<String, StoreFolderError> {
     }
 }
 
-/// Checks that the ledger and its directory belong to the same rack. Returns the metadata of the
+/// Checks that the ledger and the folder belong to the same rack. Returns the metadata of the
 /// ledger, or `None` if neither belongs to a rack.
 ///
 /// # Errors
 /// [`StoreFolderError`] if only one of them belongs to a rack, or the racks differ.
 fn verify_rack(
     folder: &Path,
+    ledger: &Path,
     meta: Option<Meta>,
     rack_toml: &Path,
 ) -> Result<Option<Meta>, StoreFolderError> {
-    let rack_toml = rack_toml.to_owned();
+    let (ledger, rack_toml) = (ledger.to_owned(), rack_toml.to_owned());
     let Some(meta) = meta else {
-        let (ledger, defect) = (folder.join(DATABASE_FILE), "contains no rack");
+        let defect = "contains no rack";
         return find_rack_evidence(folder)?.map_or(Ok(None), |evidence| {
             Err(StoreFolderError::LedgerLost { ledger, defect, evidence, rack_toml })
         });
@@ -279,11 +355,21 @@ fn verify_rack(
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
     match read_rack_uuid(&folder)? {
         Some(RackUuidFile::Owner { rack: folder_rack, .. }) if folder_rack != meta.rack_uuid => {
-            Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack, rack_toml })
+            Err(StoreFolderError::OtherRack {
+                folder,
+                ledger: ledger.into(),
+                ledger_rack,
+                folder_rack,
+                rack_toml,
+            })
         }
-        Some(RackUuidFile::Damaged(found)) => {
-            Err(StoreFolderError::DamagedRackUuid { folder, found, ledger_rack, rack_toml })
-        }
+        Some(RackUuidFile::Damaged(found)) => Err(StoreFolderError::DamagedRackUuid {
+            folder,
+            ledger: ledger.into(),
+            found,
+            ledger_rack,
+            rack_toml,
+        }),
         _ => Ok(Some(meta)),
     }
 }
@@ -442,8 +528,9 @@ mod tests {
             fs::write(&file, contents).unwrap();
             for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
                 let expected = format!(
-                    "{} is damaged: contains {found}, expected {UUID}, the rack of ledger.redb: ",
-                    file.display()
+                    "{} is damaged: contains {found}, expected {UUID}, the rack of {}: ",
+                    file.display(),
+                    folder.path().join(DATABASE_FILE).display()
                 );
                 assert!(error.starts_with(&expected) && error.contains("remove the file"), "{error}");
                 let remedy = format!("`pool-manager restore --config {RACK_TOML} --from BACKUP --force`");
@@ -584,8 +671,9 @@ mod tests {
         let error = failed_open_error(folder.path());
         let file = folder.path().join(RACK_UUID_FILE);
         let expected = format!(
-            "{} contains rack {UUID}, expected {OTHER_UUID}, the rack of ledger.redb: ",
-            file.display()
+            "{} contains rack {UUID}, expected {OTHER_UUID}, the rack of {}: ",
+            file.display(),
+            folder.path().join(DATABASE_FILE).display()
         );
         assert!(error.starts_with(&expected), "{error}");
         let remedy = format!(

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -28,6 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Quota that etcd has by default.
 const QUOTA_BYTES: u64 = 2 << 30;
 
+/// Number of managers that were created, for their names.
+static MANAGERS: AtomicU64 = AtomicU64::new(0);
+
 type Entries = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
 
 fn cluster(etcd: &EtcdCluster) -> Cluster {
@@ -47,11 +51,12 @@ fn cluster_with_prefix(etcd: &EtcdCluster, prefix: &str) -> Cluster {
 fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
     let candidate = Candidate {
         client: cluster.client().clone(),
-        key: cluster.leader_key(),
+        leader_key: cluster.leader_key(),
+        own_key: cluster.manager_key(&format!("m{}", MANAGERS.fetch_add(1, Ordering::Relaxed))),
         value: b"manager".to_vec(),
         ttl,
     };
-    cluster.block_on(async move { candidate.campaign().await }).expect("etcd accepts the manager")
+    cluster.block_on(async move { candidate.campaign(|_| ()).await }).expect("etcd accepts the manager")
 }
 
 /// Opens the store as the leader, and returns the store and the leadership, which is not renewed.
@@ -62,7 +67,7 @@ fn open(cluster: &Cluster, ttl: Duration) -> (EtcdStore, Leadership) {
 
 /// Opens the store as the leader, and renews the lease until the test ends.
 fn open_permanently(cluster: &Cluster) -> EtcdStore {
-    let (store, mut leadership) = open(cluster, TTL);
+    let (store, leadership) = open(cluster, TTL);
     let cluster = cluster.clone();
     std::thread::spawn(move || cluster.block_on(async move { leadership.hold().await }));
     store

@@ -21,9 +21,9 @@ use tonic::{
 use crate::{
     error::{Error, is_temporary, needs_login},
     messages::{
-        AuthenticateRequest, CompactionRequest, LeaseGrantRequest, LeaseKeepAliveRequest, RangeRequest,
-        RangeResponse, StatusRequest, TxnRequest, TxnResponse, auth_client::AuthClient, kv_client::KvClient,
-        lease_client::LeaseClient, maintenance_client::MaintenanceClient,
+        AuthenticateRequest, CompactionRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
+        RangeRequest, RangeResponse, StatusRequest, TxnRequest, TxnResponse, auth_client::AuthClient,
+        kv_client::KvClient, lease_client::LeaseClient, maintenance_client::MaintenanceClient,
     },
 };
 
@@ -186,6 +186,20 @@ impl Client {
         match u64::try_from(renewed.await?) {
             Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
             _ => Err(Error::LeaseNotFound),
+        }
+    }
+
+    /// Ends a lease, and deletes its entries. A lease that has ended is no error.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn revoke_lease(&self, id: i64) -> Result<(), Error> {
+        let revoked = self.call(LeaseRevokeRequest { id }, async |channel, request| {
+            LeaseClient::new(channel).lease_revoke(request).await.map(drop)
+        });
+        match revoked.await {
+            Err(Error::LeaseNotFound) => Ok(()),
+            result => result,
         }
     }
 

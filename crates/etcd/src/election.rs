@@ -2,12 +2,21 @@
 //! token* of the elected process: it increases with each election. A process that does not notice that its lease
 //! has ended, for example because it was paused, cannot write if each of its transactions has the condition
 //! [`Leadership::condition`].
+//!
+//! Each process that takes part in the election also has an entry of its own with the same lease, so that the elected
+//! process knows the others.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use crate::{
     Client, Error,
-    messages::{Compare, TxnRequest, get, is_created_in, put_with_lease},
+    messages::{Compare, RangeRequest, TxnRequest, get, is_created_in, put_with_lease},
 };
 
 /// Number of renewals of the lease within its time to live.
@@ -21,85 +30,162 @@ pub struct Candidate {
     /// Client of the cluster.
     pub client: Client,
     /// Key of the entry of the elected process.
-    pub key: Vec<u8>,
-    /// Value of the entry, such as the address of the process.
+    pub leader_key: Vec<u8>,
+    /// Key of the entry of this process, which no other process uses.
+    pub own_key: Vec<u8>,
+    /// Value of both entries, such as the address of the process.
     pub value: Vec<u8>,
-    /// Time after which the entry of a process that ended or was paused is deleted; at least 2 s.
+    /// Time after which the entries of a process that ended or was paused are deleted; at least 2 s.
     pub ttl: Duration,
 }
 
-/// Lease of a process.
+/// Change that a candidate observes while it waits.
 #[derive(Clone, Copy, Debug)]
+pub enum Observation<'a> {
+    /// Another process is elected; its entry has this value.
+    Leader(&'a [u8]),
+    /// Another process has the own key of this one; its entry has this value.
+    KeyInUse(&'a [u8]),
+    /// etcd cannot be reached, or rejected the last attempt.
+    Failed(&'a Error),
+}
+
+/// Time at which a lease ends at the earliest, shared with the task that renews the lease. It is measured on the
+/// monotonic clock of this machine, from before each renewal was sent.
+#[derive(Clone, Debug)]
+pub struct LeaseEnd {
+    base: Instant,
+    /// Nanoseconds since `base`.
+    ends_after: Arc<AtomicU64>,
+}
+
+/// Lease of a process.
+#[derive(Clone, Debug)]
 struct Lease {
     id: i64,
-    /// Time at which the lease ends at the earliest, if it is not renewed.
-    ends_at: Instant,
+    end: LeaseEnd,
 }
 
 /// Process that was elected.
 #[derive(Debug)]
 pub struct Leadership {
     client: Client,
-    key: Vec<u8>,
+    leader_key: Vec<u8>,
     /// Create revision of the entry.
     token: i64,
     lease: Lease,
     ttl: Duration,
 }
 
+impl LeaseEnd {
+    fn new(ends_at: Instant) -> Self {
+        let end = Self { base: Instant::now(), ends_after: Arc::default() };
+        end.set(ends_at);
+        end
+    }
+
+    fn set(&self, ends_at: Instant) {
+        let nanoseconds = ends_at.saturating_duration_since(self.base).as_nanos();
+        self.ends_after.store(u64::try_from(nanoseconds).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Returns the time until the lease ends, unless it is renewed; zero if it may have ended.
+    pub fn remaining(&self) -> Duration {
+        let ends_after = Duration::from_nanos(self.ends_after.load(Ordering::Acquire));
+        ends_after.saturating_sub(self.base.elapsed())
+    }
+
+    /// Returns whether the lease has certainly not ended.
+    pub fn is_valid(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+}
+
+impl Lease {
+    async fn grant(client: &Client, ttl: Duration) -> Result<Self, Error> {
+        let sent = Instant::now();
+        let (id, ttl) = client.grant_lease(ttl).await?;
+        Ok(Self { id, end: LeaseEnd::new(sent + ttl) })
+    }
+
+    async fn renew(&self, client: &Client) -> Result<(), Error> {
+        let sent = Instant::now();
+        let ttl = client.keep_lease_alive(self.id).await?;
+        self.end.set(sent + ttl);
+        Ok(())
+    }
+}
+
 impl Candidate {
-    /// Waits until the process is elected.
+    /// Waits until the process is elected. Calls `observe` with each result of an attempt that was not successful.
     ///
     /// # Errors
-    /// [`Error::AccessDenied`] or [`Error::Rejected`]. All other errors are logged, and the attempt is repeated.
-    pub async fn campaign(&self) -> Result<Leadership, Error> {
+    /// [`Error::AccessDenied`] or [`Error::Rejected`]. After all other errors the attempt is repeated.
+    pub async fn campaign(&self, mut observe: impl FnMut(Observation<'_>)) -> Result<Leadership, Error> {
         let mut lease = None;
         loop {
-            match self.try_once(&mut lease).await {
+            match self.try_once(&mut lease, &mut observe).await {
                 Ok(Some(leadership)) => return Ok(leadership),
                 Ok(None) => {}
-                Err(Error::LeaseNotFound) => lease = None,
                 Err(error @ (Error::AccessDenied(_) | Error::Rejected(_))) => return Err(error),
-                Err(error) => tracing::warn!(%error, "cannot take part in the election"),
+                Err(error) => {
+                    if matches!(error, Error::LeaseNotFound) {
+                        lease = None;
+                    }
+                    observe(Observation::Failed(&error));
+                }
             }
             tokio::time::sleep(self.ttl / ATTEMPTS_PER_LEASE).await;
         }
     }
 
-    /// Tries to create the entry. Returns `None` if another process is elected.
-    async fn try_once(&self, lease: &mut Option<Lease>) -> Result<Option<Leadership>, Error> {
-        let sent = Instant::now();
-        let current = match *lease {
-            Some(current) if current.ends_at.saturating_duration_since(sent) > self.ttl / 2 => current,
+    /// Tries to create the entries. Returns `None` if another process is elected, or has the own key.
+    async fn try_once(
+        &self,
+        lease: &mut Option<Lease>,
+        observe: &mut impl FnMut(Observation<'_>),
+    ) -> Result<Option<Leadership>, Error> {
+        let current = match lease {
             Some(current) => {
-                let ttl = self.client.keep_lease_alive(current.id).await?;
-                Lease { ends_at: sent + ttl, ..current }
+                if current.end.remaining() < self.ttl / 2 {
+                    current.renew(&self.client).await?;
+                }
+                current
             }
-            None => {
-                let (id, ttl) = self.client.grant_lease(self.ttl).await?;
-                Lease { id, ends_at: sent + ttl }
-            }
+            None => lease.insert(Lease::grant(&self.client, self.ttl).await?),
         };
-        *lease = Some(current);
+        if let Some(other) = self.create_entry(&self.own_key, current.id).await?.err() {
+            observe(Observation::KeyInUse(&other));
+            return Ok(None);
+        }
+        match self.create_entry(&self.leader_key, current.id).await? {
+            Ok(token) => Ok(Some(Leadership {
+                client: self.client.clone(),
+                leader_key: self.leader_key.clone(),
+                token,
+                lease: current.clone(),
+                ttl: self.ttl,
+            })),
+            Err(leader) => {
+                observe(Observation::Leader(&leader));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Creates an entry with a lease, unless it exists. Returns its create revision, or the value of the entry of
+    /// another process.
+    async fn create_entry(&self, key: &[u8], lease: i64) -> Result<Result<i64, Vec<u8>>, Error> {
         let request = TxnRequest {
-            compare: vec![is_created_in(self.key.clone(), 0)],
-            success: vec![
-                put_with_lease(self.key.clone(), self.value.clone(), current.id),
-                get(self.key.clone()),
-            ],
-            failure: vec![get(self.key.clone())],
+            compare: vec![is_created_in(key.to_vec(), 0)],
+            success: vec![put_with_lease(key.to_vec(), self.value.clone(), lease), get(key.to_vec())],
+            failure: vec![get(key.to_vec())],
         };
         let response = self.client.txn(request).await?;
         let entry = response.entries(usize::from(response.succeeded)).first();
+        let entry = entry.ok_or_else(|| Error::Rejected("it returned no entry".to_owned()))?;
         // An earlier attempt whose answer was lost may have created the entry.
-        let own = entry.filter(|entry| entry.lease == current.id);
-        Ok(own.map(|entry| Leadership {
-            client: self.client.clone(),
-            key: self.key.clone(),
-            token: entry.create_revision,
-            lease: current,
-            ttl: self.ttl,
-        }))
+        Ok(if entry.lease == lease { Ok(entry.create_revision) } else { Err(entry.value.clone()) })
     }
 }
 
@@ -111,21 +197,25 @@ impl Leadership {
 
     /// Returns the condition of a transaction that this process is still the elected one.
     pub fn condition(&self) -> Compare {
-        is_created_in(self.key.clone(), self.token)
+        is_created_in(self.leader_key.clone(), self.token)
+    }
+
+    /// Returns the end of the lease, which [`Self::hold`] renews.
+    pub fn lease_end(&self) -> LeaseEnd {
+        self.lease.end.clone()
     }
 
     /// Renews the lease until this is no longer possible, and returns the reason.
-    pub async fn hold(&mut self) -> Error {
-        let interval = self.ttl / RENEWALS_PER_LEASE;
+    pub async fn hold(&self) -> Error {
         loop {
-            let sent = Instant::now();
-            let delay = match self.client.keep_lease_alive(self.lease.id).await {
-                Ok(ttl) => {
-                    self.lease.ends_at = sent + ttl;
-                    interval
-                }
-                Err(error @ Error::LeaseNotFound) => return error,
-                Err(error) if Instant::now() < self.lease.ends_at => {
+            let renewed = match self.lease.renew(&self.client).await {
+                Ok(()) => self.check_entry().await,
+                error => error,
+            };
+            let delay = match renewed {
+                Ok(()) => self.ttl / RENEWALS_PER_LEASE,
+                Err(error @ (Error::LeaseNotFound | Error::Deposed)) => return error,
+                Err(error) if self.lease.end.is_valid() => {
                     tracing::warn!(%error, "cannot renew the lease of this process");
                     self.ttl / ATTEMPTS_PER_LEASE
                 }
@@ -133,5 +223,24 @@ impl Leadership {
             };
             tokio::time::sleep(delay).await;
         }
+    }
+
+    /// Checks that the entry was not deleted, for example by an operator.
+    async fn check_entry(&self) -> Result<(), Error> {
+        let request = RangeRequest { key: self.leader_key.clone(), ..RangeRequest::default() };
+        let entries = self.client.range(request).await?.kvs;
+        match entries.first() {
+            Some(entry) if entry.create_revision == self.token => Ok(()),
+            _ => Err(Error::Deposed),
+        }
+    }
+
+    /// Ends the lease, so that another process can be elected at once. Must not be called during [`Self::hold`].
+    ///
+    /// # Errors
+    /// [`Error`]; the lease then ends after its time to live, or when it is no longer renewed.
+    pub async fn resign(&self) -> Result<(), Error> {
+        self.lease.end.set(self.lease.end.base); // from now on, the entry may belong to another process
+        self.client.revoke_lease(self.lease.id).await
     }
 }

@@ -31,6 +31,9 @@ pub enum Error {
     /// The lease has ended.
     #[error("the lease has ended")]
     LeaseNotFound,
+    /// The entry of the elected process was deleted or replaced.
+    #[error("the entry of the leader was deleted or replaced")]
+    Deposed,
     /// etcd rejects the user, the password, or access to the keys.
     #[error("etcd denies access: {0}")]
     AccessDenied(String),

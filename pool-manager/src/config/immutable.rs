@@ -1,10 +1,10 @@
 //! Settings that a reload cannot change. The ledger decides on all other changes of the rack.
 
-use std::fmt::Display;
+use std::{fmt::Display, path::PathBuf};
 
 use units::Name;
 
-use super::{Config, Emc, Host};
+use super::{Config, Emc, Host, Manager};
 
 /// Changed setting that a reload cannot apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,8 @@ fn changed_immutable_manager_settings(old: &Config, new: &Config) -> Vec<Immutab
     let presence = |config: &Config| if config.tls.is_some() { "set" } else { "unset" };
     let settings = [
         ("manager.listen", before.listen.to_string(), after.listen.to_string()),
-        ("manager.store", before.store.display().to_string(), after.store.display().to_string()),
+        ("manager.store", before.store(), after.store()),
+        ("manager.state_dir", state_dir(before), state_dir(after)),
         (
             "manager.metrics_listen",
             display_or_unset(before.metrics_listen),
@@ -51,7 +52,33 @@ fn changed_immutable_manager_settings(old: &Config, new: &Config) -> Vec<Immutab
         ("access.group", display_or_unset(old.access.group), display_or_unset(new.access.group)),
         ("tls", presence(old).to_owned(), presence(new).to_owned()),
     ];
-    collect_changed_settings(settings, "", RESTART_REQUIRED)
+    let etcd = etcd_settings(before).into_iter().zip(etcd_settings(after));
+    let etcd = etcd.map(|((name, before), (_, after))| (name, before, after));
+    collect_changed_settings(settings.into_iter().chain(etcd), "", RESTART_REQUIRED)
+}
+
+fn state_dir(manager: &Manager) -> String {
+    display_or_unset(manager.etcd.as_ref().map(|_| manager.folder.display()))
+}
+
+/// Returns the names and values of the settings of section `[etcd]`.
+fn etcd_settings(manager: &Manager) -> [(&'static str, String); 9] {
+    let etcd = manager.etcd.as_ref();
+    let path = |path: Option<&PathBuf>| display_or_unset(path.map(|path| path.display()));
+    let tls = etcd.and_then(|etcd| etcd.tls.as_ref());
+    let identity = tls.and_then(|tls| tls.identity.as_ref());
+    let user = etcd.and_then(|etcd| etcd.user.as_ref());
+    [
+        ("etcd.name", display_or_unset(etcd.map(|etcd| &etcd.name))),
+        ("etcd.advertise", display_or_unset(etcd.map(|etcd| &etcd.advertise))),
+        ("etcd.lease_s", display_or_unset(etcd.map(|etcd| etcd.lease.as_duration().as_secs_f64()))),
+        ("etcd.quota_mib", display_or_unset(etcd.map(|etcd| etcd.quota.get() >> 20))),
+        ("etcd.ca", path(tls.map(|tls| &tls.ca))),
+        ("etcd.certificate", path(identity.map(|(certificate, _)| certificate))),
+        ("etcd.key", path(identity.map(|(_, key)| key))),
+        ("etcd.user", display_or_unset(user.map(|user| &user.name))),
+        ("etcd.password_file", path(user.map(|user| &user.password_file))),
+    ]
 }
 
 fn changed_immutable_emc_settings(before: &Emc, after: &Emc) -> Vec<ImmutableSettingChange> {
@@ -61,17 +88,17 @@ fn changed_immutable_emc_settings(before: &Emc, after: &Emc) -> Vec<ImmutableSet
         ("path", before.path.display().to_string(), after.path.display().to_string()),
         ("serial", display_or_unset(before.serial.as_ref()), display_or_unset(after.serial.as_ref())),
     ];
-    collect_changed_settings(settings, &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
+    collect_changed_settings(settings.into_iter(), &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
 }
 
 /// Returns the settings whose values differ. Each tuple in `settings` contains a name, the value in
 /// use and the new value.
-fn collect_changed_settings<const N: usize>(
-    settings: [(&str, String, String); N],
+fn collect_changed_settings<'a>(
+    settings: impl Iterator<Item = (&'a str, String, String)>,
     prefix: &str,
     rule: &'static str,
 ) -> Vec<ImmutableSettingChange> {
-    let changed = settings.into_iter().filter(|(_, before, after)| before != after);
+    let changed = settings.filter(|(_, before, after)| before != after);
     changed
         .map(|(name, before, after)| ImmutableSettingChange {
             field: format!("{prefix}{name}"),

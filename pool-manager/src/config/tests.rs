@@ -123,7 +123,7 @@ fn prediction_section_sets_limits_and_retention() {
 #[test]
 fn relative_paths_are_relative_to_the_file() {
     let config = rack();
-    assert_eq!(config.manager.store, Path::new("/etc/tarn/store"));
+    assert_eq!(config.manager.folder, Path::new("/etc/tarn/store"));
     assert_eq!(config.emcs[1].path, Path::new("/etc/tarn/emc1"));
     let socket = parse(&RACK.replace("127.0.0.1:9750", "unix:run/manager.sock")).unwrap();
     assert_eq!(socket.manager.listen, Listen::Unix("/etc/tarn/run/manager.sock".into()));
@@ -142,12 +142,12 @@ fn unknown_key_is_an_error() {
     check(
         "store =",
         "stroe =",
-        "line 2: manager.store: is missing\nline 4: manager.stroe: unknown key; must be one of listen, store, metrics_listen",
+        "line 2: manager.store: is missing\nline 4: manager.stroe: unknown key; must be one of listen, store, state_dir, metrics_listen",
     );
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, qos, fence, access, tls, emc, host",
+        "host: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of etcd, manager, lease, policy, prediction, qos, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -425,7 +425,7 @@ fn reload_may_add_change_and_remove_emcs_and_hosts() {
 fn reload_reports_immutable_changes() {
     let old = rack();
     let mut new = old.clone();
-    new.manager.store = "/elsewhere".into();
+    new.manager.folder = "/elsewhere".into();
     new.emcs[0].slices = 128;
     new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
@@ -621,7 +621,7 @@ fn token_folders_writable_by_others_are_rejected() {
     let own = rustix::process::geteuid().as_raw();
     config.check_store_folders(&path, own).unwrap();
     for name in ["tokens", "roles"] {
-        let tokens = config.manager.store.join(name);
+        let tokens = config.manager.folder.join(name);
         fs::create_dir_all(&tokens).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o777)).unwrap();
         let expected = format!(
@@ -686,4 +686,102 @@ fn socket_folder_of_another_user_is_rejected() {
         assert!(error.contains(&format!("manager.listen = {}: {rule}", socket.display())), "{error}");
     }
     config.check_folders(path, 65534).unwrap();
+}
+
+/// Configuration of a rack whose store is in etcd, with further lines of section `[etcd]`.
+fn etcd_rack(store: &str, etcd: &str) -> String {
+    let manager = format!("store = {store:?}\nstate_dir = \"state\"");
+    let text = RACK.replace("store = \"store\"", &manager);
+    format!("{text}\n[etcd]\nname = \"a\"\n{etcd}\n")
+}
+
+#[test]
+fn store_in_etcd_is_parsed() {
+    let config = parse(&etcd_rack("etcd://127.0.0.1:2379,[::1]:3379", "")).unwrap();
+    assert_eq!(config.manager.folder, Path::new("/etc/tarn/state"));
+    assert_eq!(config.manager.store(), "etcd://127.0.0.1:2379,[::1]:3379/tarn");
+    let etcd = config.manager.etcd.unwrap();
+    assert_eq!(etcd.endpoints(), ["http://127.0.0.1:2379", "http://[::1]:3379"]);
+    assert_eq!((etcd.name.as_str(), etcd.advertise.as_str()), ("a", "http://127.0.0.1:9750"));
+    assert_eq!((etcd.lease, etcd.quota), (Ns::secs(5), Bytes::gib(2)));
+    let settings = "ca = \"ca.pem\"\ncertificate = \"a.pem\"\nkey = \"a.key\"\nuser = \"tarn\"\npassword_file = \"password\"\nlease_s = 2\nadvertise = \"http://m:1\"";
+    let etcd = parse(&etcd_rack("etcd://e1:2379/racks/r1", settings)).unwrap().manager.etcd.unwrap();
+    assert_eq!(
+        (etcd.endpoints(), etcd.location.prefix.as_str()),
+        (vec!["https://e1:2379".to_owned()], "/racks/r1")
+    );
+    let identity = Some(("/etc/tarn/a.pem".into(), "/etc/tarn/a.key".into()));
+    assert_eq!(etcd.tls, Some(EtcdTls { ca: "/etc/tarn/ca.pem".into(), identity }));
+    assert_eq!(etcd.user, Some(EtcdUser { name: "tarn".into(), password_file: "/etc/tarn/password".into() }));
+    assert_eq!((etcd.lease, etcd.advertise.as_str()), (Ns::secs(2), "http://m:1"));
+}
+
+#[test]
+fn invalid_locations_in_etcd_are_rejected() {
+    let long = format!("etcd://[::1]:1/{}", "x".repeat(200));
+    let many = format!("etcd://{}", ["[::1]:1"; 10].join(","));
+    let cases = [
+        ("etcd://", "must be etcd://HOST:PORT,HOST:PORT/PREFIX"),
+        ("etcd:///tarn", "must be etcd://HOST:PORT,HOST:PORT/PREFIX"),
+        ("etcd://127.0.0.1", "member \"127.0.0.1\" must have a port from 1 to 65535"),
+        ("etcd://127.0.0.1:0", "member \"127.0.0.1:0\" must have a port from 1 to 65535"),
+        ("etcd://127.0.0.1:1,", "must be etcd://HOST:PORT,HOST:PORT/PREFIX"),
+        ("etcd://127.0.0.1:1,127.0.0.1:1", "127.0.0.1:1 is a duplicate: must be unique"),
+        ("etcd://u:p@127.0.0.1:1", "must not contain a user name or a password"),
+        ("etcd://10.0.0.1:1", "member \"10.0.0.1:1\" must be on this machine, because there is no etcd.ca"),
+        ("etcd://[::1]:1/", "prefix \"/\" must consist of names with a slash before each"),
+        ("etcd://[::1]:1/a//b", "prefix \"/a//b\" must consist of names"),
+        ("etcd://[::1]:1/a b", "must "),
+        (&long, "at most 200 bytes"),
+        (&many, "has 10 members: must have at most 9"),
+    ];
+    for (store, rule) in cases {
+        let error = parse(&etcd_rack(store, "")).unwrap_err().to_string();
+        assert!(error.contains("manager.store = ") && error.contains(rule), "{store}: {error}");
+    }
+}
+
+#[test]
+fn invalid_settings_of_etcd_are_rejected() {
+    let cases = [
+        ("lease_s = 1", "etcd.lease_s = 1: must be "),
+        ("lease_s = 61", "etcd.lease_s = 61: must be "),
+        ("quota_mib = 1", "etcd.quota_mib = 1: must be "),
+        ("certificate = \"a.pem\"", "etcd.certificate = \"a.pem\": requires key"),
+        ("certificate = \"a.pem\"\nkey = \"a.key\"", "etcd.ca: is missing: certificate and key require it"),
+        ("user = \"tarn\"", "etcd.user = \"tarn\": requires password_file"),
+        ("user = \"\"\npassword_file = \"p\"", "etcd.user = \"\": must not be empty"),
+        ("advertise = \"https://a:1\"", "must be http://HOST:PORT or unix:/PATH, because there is no [tls]"),
+        ("advertise = \"http://a\"", "must be http://HOST:PORT"),
+        ("advertise = \"http://a:1/x\"", "must be http://HOST:PORT"),
+        ("nme = \"b\"", "etcd.nme: unknown key; must be one of "),
+    ];
+    for (settings, expected) in cases {
+        let error = parse(&etcd_rack("etcd://[::1]:1", settings)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{settings}: {error}");
+    }
+}
+
+#[test]
+fn settings_of_etcd_require_a_store_in_etcd() {
+    let error = parse(&format!("{RACK}\n[etcd]\nname = \"a\"\n")).unwrap_err().to_string();
+    assert!(
+        error.contains("etcd") && error.contains("requires manager.store = \"etcd://HOST:PORT\""),
+        "{error}"
+    );
+    let error = error_of("store = \"store\"", "store = \"store\"\nstate_dir = \"state\"");
+    assert!(error.contains("manager.state_dir = \"state\": requires manager.store = "), "{error}");
+    let error = error_of("store = \"store\"", "store = \"etcd://[::1]:1\"\nstate_dir = \"state\"");
+    assert!(error.contains("etcd: is missing: manager.store requires it"), "{error}");
+    let error = error_of("store = \"store\"", "store = \"etcd://[::1]:1\"");
+    assert!(error.contains("manager.state_dir: is missing"), "{error}");
+}
+
+#[test]
+fn reload_rejects_changes_of_etcd() {
+    let old = parse(&etcd_rack("etcd://[::1]:1", "")).unwrap();
+    let new = parse(&etcd_rack("etcd://[::1]:1,[::1]:2", "lease_s = 9")).unwrap();
+    let changes = changed_immutable_settings(&old, &new);
+    let fields: Vec<_> = changes.iter().map(|change| change.field.as_str()).collect();
+    assert_eq!(fields, ["manager.store", "etcd.lease_s"]);
 }

@@ -23,7 +23,8 @@ impl Config {
     pub fn check_usable(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
         let is_own = manager_uid == rustix::process::geteuid().as_raw();
         let emcs = self.emcs.iter().enumerate().map(|(i, emc)| (format!("emc[{i}].path"), &emc.path));
-        let folders = [("manager.store".to_owned(), &self.manager.store)].into_iter().chain(emcs);
+        let folders =
+            [(self.manager.folder_field().to_owned(), &self.manager.folder)].into_iter().chain(emcs);
         let folders = folders.filter_map(|(field, folder)| {
             Some(Violation::of_path(field, folder, check_usable(folder, is_own).err()?))
         });

@@ -13,10 +13,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io,
     ops::RangeInclusive,
-    os::unix::fs::{FileExt, PermissionsExt},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -25,12 +25,13 @@ use rustix::{
     fs::{AtFlags, Mode, OFlags},
     io::Errno,
 };
-use units::{Epoch, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
+use units::{Epoch, FencingToken, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
 
 use super::{Contents, Device, DeviceError, Grant, Handle};
-use crate::store::disk::open_private_file;
+use epochs::EpochsFile;
 use fault::{Fault, InjectedFault};
 
+pub(super) mod epochs;
 pub mod fault;
 
 /// Name of the folder with the files of the grants.
@@ -47,8 +48,7 @@ pub struct Emulated {
     /// Path of the subdirectory `slices`. Handles begin with this path.
     slices_path: PathBuf,
     slices_fd: File,
-    epochs: File,
-    history: Vec<EpochHistory>,
+    epochs: EpochsFile,
     granted: BTreeMap<u32, Owner>,
     faults: InjectedFault,
     /// Free space below which grants are rejected, in bytes.
@@ -58,7 +58,6 @@ pub struct Emulated {
     is_in_batch: bool,
     /// Whether enough free space was found since the last commit.
     has_space: bool,
-    _lock: File,
 }
 
 /// Highest epoch of a slice, and whether it was revoked.
@@ -92,12 +91,12 @@ impl EpochHistory {
 
 impl Emulated {
     /// Opens the EMC in a directory, or creates an empty EMC there. Completes grants that were
-    /// interrupted in an earlier process.
+    /// interrupted in an earlier process. `token` is the fencing token of an elected manager.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the EMC has more than `slices` slices,
-    /// or [`DeviceError::Io`].
-    pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
+    /// [`DeviceError::InUse`], [`DeviceError::LaterManager`], [`DeviceError::Mismatch`] if the EMC
+    /// has more than `slices` slices, or [`DeviceError::Io`].
+    pub fn open(path: &Path, slices: u32, token: Option<FencingToken>) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
         let slices_path = directory.join(SLICES_FOLDER);
         if slices_path.to_str().is_none() {
@@ -107,11 +106,8 @@ impl Emulated {
             });
         }
         create_directory(&directory)?;
-        let lock = lock_directory(&directory)?;
+        let epochs = EpochsFile::open(&directory, slices, token)?;
         create_directory(&slices_path)?;
-        let epochs_path = directory.join("epochs");
-        let epochs = open_private_file(&epochs_path).map_err(io_error("open", &epochs_path))?;
-        let history = read_epochs(&epochs, &directory, slices)?;
         let slices_fd = open_directory(&slices_path)?;
         let faults = InjectedFault::new(&directory)?;
         let (granted, free_bytes_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
@@ -120,13 +116,11 @@ impl Emulated {
             slices_path,
             slices_fd,
             epochs,
-            history,
             granted,
             faults,
             free_bytes_min,
             is_in_batch: false,
             has_space: false,
-            _lock: lock,
         };
         device.load()?;
         Ok(device)
@@ -163,7 +157,7 @@ impl Emulated {
         if history.has_ended(newest.epoch) {
             tracing::warn!(emc = %self.directory.display(), slice, epoch = newest.epoch.0, "file of a revoked grant exists");
         } else {
-            self.write_history(slice, EpochHistory { highest: newest.epoch, revoked: false })?;
+            self.epochs.write(slice, EpochHistory { highest: newest.epoch, revoked: false })?;
             let created = self.create_file(slice, newest).map(drop);
             self.tolerate_slice_failure(slice, created)?;
         }
@@ -188,18 +182,8 @@ impl Emulated {
     }
 
     fn history(&self, slice: u32) -> Result<&EpochHistory, DeviceError> {
-        let slices = u32::try_from(self.history.len()).expect("the number of slices fits into a u32");
-        self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
-    }
-
-    fn write_history(&mut self, slice: u32, history: EpochHistory) -> Result<(), DeviceError> {
-        if self.history[slice as usize] != history {
-            let at = u64::from(slice) * EPOCH_ENTRY_BYTES;
-            let wrote = self.epochs.write_all_at(&history.to_entry().to_le_bytes(), at);
-            wrote.map_err(io_error("write", &self.directory.join("epochs")))?;
-            self.history[slice as usize] = history;
-        }
-        Ok(())
+        let slices = u32::try_from(self.epochs.history.len()).expect("the number of slices fits into a u32");
+        self.epochs.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
     /// Creates the file of a grant, or completes a partially created file.
@@ -289,7 +273,7 @@ impl Device for Emulated {
             Some(same) => return Ok(self.handle_of(slice, same)),
             None => self.check_disk_space()?,
         }
-        self.write_history(slice, EpochHistory { highest: epoch, revoked: false })?;
+        self.epochs.write(slice, EpochHistory { highest: epoch, revoked: false })?;
         let file = self.create_file(slice, owner)?;
         self.faults.restore_bytes_after_grant(slice, &file);
         self.granted.insert(slice, owner);
@@ -300,7 +284,7 @@ impl Device for Emulated {
         self.begin_batch();
         let history = *self.history(slice)?;
         if epoch >= history.highest && VALID_EPOCHS.contains(&epoch.0) {
-            self.write_history(slice, EpochHistory { highest: epoch, revoked: true })?;
+            self.epochs.write(slice, EpochHistory { highest: epoch, revoked: true })?;
         }
         // An owner with a later epoch keeps the slice. After a failed revocation, the current owner
         // can have an earlier epoch.
@@ -334,7 +318,7 @@ impl Device for Emulated {
         }
         Ok(Contents {
             grants: self.granted.iter().map(|(slice, owner)| self.grant_of(*slice, *owner)).collect(),
-            highest: self.history.iter().map(|history| history.highest).collect(),
+            highest: self.epochs.history.iter().map(|history| history.highest).collect(),
             handles: Vec::new(),
         })
     }
@@ -401,33 +385,6 @@ fn open_directory(path: &Path) -> Result<File, DeviceError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     opened.map(File::from).map_err(|errno| io_error("open", path)(errno.into()))
-}
-
-fn lock_directory(directory: &Path) -> Result<File, DeviceError> {
-    let path = directory.join("lock");
-    let lock = open_private_file(&path).map_err(io_error("open", &path))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(DeviceError::InUse { path: directory.to_owned() }),
-        Err(TryLockError::Error(errno)) => Err(io_error("lock", &path)(errno)),
-    }
-}
-
-fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<EpochHistory>, DeviceError> {
-    let path = directory.join("epochs");
-    let expected = u64::from(slices) * EPOCH_ENTRY_BYTES;
-    let len = file.metadata().map_err(io_error("get the length of", &path))?.len();
-    if len > expected || !len.is_multiple_of(EPOCH_ENTRY_BYTES) {
-        let what = format!(
-            "its file epochs has {len} bytes: must be a multiple of {EPOCH_ENTRY_BYTES}, at most {expected} for {slices} slices"
-        );
-        return Err(DeviceError::Mismatch { path: directory.to_owned(), what });
-    }
-    file.set_len(expected).map_err(io_error("set the size of", &path))?;
-    let mut bytes = vec![0; slices as usize * 8];
-    file.read_exact_at(&mut bytes, 0).map_err(io_error("read", &path))?;
-    let entries = bytes.as_chunks::<8>().0;
-    Ok(entries.iter().map(|entry| EpochHistory::from_entry(u64::from_le_bytes(*entry))).collect())
 }
 
 #[cfg(test)]

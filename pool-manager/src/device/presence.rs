@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DeviceError, Driver};
+use super::{DeviceError, DeviceLeader, Driver};
 
 /// Paths and identities of the files of an open device.
 #[derive(Debug)]
@@ -26,8 +26,8 @@ impl DevicePresence {
     ///
     /// # Errors
     /// [`DeviceError::Vanished`] if a file is missing, or [`DeviceError::Io`].
-    pub fn record(driver: Driver, path: &Path) -> Result<Self, DeviceError> {
-        let identify = |name: &&str| {
+    pub fn record(driver: Driver, path: &Path, leader: Option<&DeviceLeader>) -> Result<Self, DeviceError> {
+        let identify = |name: &String| {
             let path = path.join(name);
             let id = file_id(&path)?;
             Ok((path, id))
@@ -35,7 +35,11 @@ impl DevicePresence {
         Ok(Self {
             driver,
             path: path.to_owned(),
-            files: driver.identifying_files().iter().map(identify).collect::<Result<_, DeviceError>>()?,
+            files: driver
+                .identifying_files(leader)
+                .iter()
+                .map(identify)
+                .collect::<Result<_, DeviceError>>()?,
         })
     }
 
@@ -52,6 +56,9 @@ impl DevicePresence {
             }
             Err(DeviceError::Vanished { path: path.clone(), what: "was replaced" })
         })?;
+        if self.files.is_empty() {
+            return Ok(()); // the device has no folder
+        }
         Ok(self.driver.check_folders(&self.path)?)
     }
 }

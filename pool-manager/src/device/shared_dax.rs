@@ -4,7 +4,7 @@
 //! ensure that the host has released the slice or is powered off before they revoke the slice or
 //! fence the host.
 //!
-//! The record is a small database in the EMC's directory. For each slice it contains the highest
+//! The record is a small database in the EMC's directory, or in etcd with the ledger. For each slice it contains the highest
 //! epoch, and the host that owns the slice with this epoch. Lower epochs are always rejected.
 
 use std::{
@@ -14,10 +14,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use units::{Epoch, HostId};
+use units::{Epoch, HostId, Name};
 
-use super::{Contents, Device, DeviceError, Grant, Handle};
-use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
+use super::{Contents, Device, DeviceError, DeviceLeader, Grant, Handle};
+use crate::store::{Store, StoreError, Table, Write, disk::Directory, etcd::EtcdStore, redb::RedbStore};
 
 /// File name of the record in the EMC's directory.
 pub(super) const GRANTS_FILE: &str = "grants.redb";
@@ -61,6 +61,23 @@ impl SharedDax {
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
         let store = Directory::lock_with_file(path, GRANTS_FILE).and_then(RedbStore::open);
         Self::open_in_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
+    }
+
+    /// Opens the record of the EMC with this name in etcd, as the elected manager.
+    ///
+    /// # Errors
+    /// [`DeviceError::Mismatch`] if the record belongs to another serial number or has more slices,
+    /// or [`DeviceError::Record`].
+    pub fn open_in_etcd(
+        leader: &DeviceLeader,
+        emc: &Name,
+        slices: u32,
+        serial: &str,
+    ) -> Result<Self, DeviceError> {
+        let cluster = leader.cluster.for_emc(emc);
+        let location = cluster.location();
+        let store = EtcdStore::open(cluster, &leader.leadership).map_err(record_error(&location))?;
+        Self::open_in_store(Box::new(store), &location, slices, serial)
     }
 
     /// Opens the record in `store`. Tests pass other stores.

@@ -15,7 +15,7 @@ fn open_emc(folder: &Path, name: &str) -> Result<(), DeviceError> {
         emc: Name::new(name).unwrap(),
         others: others.map(|other| Name::new(other).unwrap()).collect(),
     };
-    Driver::Emulated.open(folder, 1, "", &owner).map(drop)
+    Driver::Emulated.open(folder, 1, "", &owner, None).map(drop)
 }
 
 /// Opens an EMC of [`RACK_UUID`] whose rack UUID file has `contents`. Returns the error, and checks that

@@ -140,7 +140,7 @@ impl TestDriver {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
         let meta = loaded.meta.unwrap_or_else(|| Meta::new("11111111-2222-3333-4444-555555555555".into()));
         let (records, restored) = (loaded.records, loaded.restored);
-        let initial = InitialState { settings, fence_command: None, meta, records, restored };
+        let initial = InitialState { settings, fence_command: None, meta, records, restored, leader: None };
         let (handle, ended) = super::start(initial, store, Arc::new(Metrics::default())).unwrap();
         handle.request(Request::Configure(rack(directory.path(), "e", slices))).await.unwrap();
         let (outbox, messages) = mpsc::channel(64);

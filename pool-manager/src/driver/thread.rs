@@ -262,7 +262,9 @@ impl DriverThread {
                 others: others.collect(),
             };
             let driver = Driver::from_name(&emc.driver)?;
-            EmcDescription { id, driver, path, serial, first, slices, owner }
+            let generation = ledger.meta().generation;
+            let leader = self.shared.leader.as_ref().map(|leader| leader.for_devices(generation));
+            EmcDescription { id, driver, path, serial, first, slices, owner, leader }
         };
         let shared = Arc::clone(&self.shared);
         let report = move |id, results| drop(shared.handle_device_results(id, results)); // fails only if the manager is stopping

@@ -52,7 +52,7 @@ pub async fn start(shared: &ServiceContext) -> Result<ChunkStream, Status> {
         resource_exhausted("BACKUP_IN_PROGRESS", "another backup is in progress: try again later".into())
     })?;
     let snapshot = shared.driver.snapshot().await.map_err(driver_error_status)?;
-    let (folder, runtime) = (shared.store.clone(), Handle::current());
+    let (folder, runtime) = (shared.folder.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
         if let Err(status) = send(snapshot, &folder, &runtime, &sender, permit) {
@@ -109,8 +109,11 @@ fn copy_to_file(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupEr
 /// Checks that the disk has enough free space for the copy and for later writes of the ledger.
 fn check_disk_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
-    let needed =
-        fs::metadata(folder.join(disk::DATABASE_FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
+    let ledger = match fs::metadata(folder.join(disk::DATABASE_FILE)) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => 0, // the ledger is in etcd
+        ledger => ledger?.len(),
+    };
+    let needed = ledger.saturating_add(2 * STORE_FREE_BYTES_MIN);
     if free < needed {
         let problem = format!("{free} bytes are free, {needed} are needed for the copy");
         return Err(io::Error::new(io::ErrorKind::StorageFull, problem));

@@ -11,6 +11,8 @@ use crate::{convert::InvalidField, driver::DriverError};
 
 /// Domain of all reasons in google.rpc.ErrorInfo.
 pub const ERROR_DOMAIN: &str = "tarn";
+/// Key of the leader's address in the metadata of google.rpc.ErrorInfo.
+const LEADER_METADATA: &str = "leader";
 
 fn new_status(code: Code, reason: &str, message: String) -> Status {
     let details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
@@ -50,6 +52,15 @@ pub fn stopping_status() -> Status {
     new_status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
 }
 
+/// Returns FAILED_PRECONDITION (NOT_LEADER), with the address of the leader in the metadata `leader` if it is known. The
+/// call had no effect, and clients may repeat it at the leader.
+pub fn not_leader_status(leader: Option<&str>, message: String) -> Status {
+    let metadata = leader.map(|address| (LEADER_METADATA.to_owned(), address.to_owned()));
+    let metadata = metadata.into_iter().collect::<HashMap<_, _>>();
+    let details = ErrorDetails::with_error_info("NOT_LEADER", ERROR_DOMAIN, metadata);
+    Status::with_error_details(Code::FailedPrecondition, message, details)
+}
+
 /// Converts an error of the driver into a status.
 pub fn driver_error_status(error: DriverError) -> Status {
     let message = error.to_string();
@@ -59,6 +70,8 @@ pub fn driver_error_status(error: DriverError) -> Status {
         }
         DriverError::Overloaded => new_status(Code::Unavailable, "OVERLOADED", message),
         DriverError::Stopping => stopping_status(),
+        DriverError::NotLeader => not_leader_status(None, message),
+        DriverError::LeaseEnded => new_status(Code::Unavailable, "LEASE_ENDED", message),
         DriverError::Unreadable(cause) => {
             new_status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}"))
         }

@@ -66,12 +66,11 @@ async fn reload_rejected_by_the_ledger_creates_no_token() {
     let path = rack_toml(folder.path());
     offline::init(&path).unwrap();
     let config = Config::load(&path).unwrap();
-    let opened = store_folder::open(&config.manager.store, &path).unwrap();
+    let opened = store_folder::open(&config.manager.folder, &path).unwrap();
     let OpenedStore { store, meta, records, restored } = opened;
     let settings = manager_settings(&config);
-    let initial = InitialState { settings, fence_command: None, meta, records, restored };
-    let (handle, driver) =
-        driver::start(initial, into_boxed_store(store), Arc::new(Metrics::default())).unwrap();
+    let initial = InitialState { settings, fence_command: None, meta, records, restored, leader: None };
+    let (handle, driver) = driver::start(initial, store, Arc::new(Metrics::default())).unwrap();
     configure(&path, &handle, &config).await.unwrap();
     let rejections = Arc::new(RejectionLog::default());
     let rules = prepare_rules(&config).unwrap().0;
@@ -85,7 +84,7 @@ async fn reload_rejected_by_the_ledger_creates_no_token() {
     fs::write(&path, added.replace("slices = 1\n", "slices = 2\n")).unwrap();
     let mut old = config.clone();
     old.emcs[0].slices = 2;
-    let token = token_paths::host_token_path(&config.manager.store, &units::Name::new("h1").unwrap());
+    let token = token_paths::host_token_path(&config.manager.folder, &units::Name::new("h1").unwrap());
     let error = reload(&path, &old, &handle, &access).await.unwrap_err();
     assert!(matches!(error, ServeError::Configure { .. }), "{error:?}");
     assert!(!token.exists());

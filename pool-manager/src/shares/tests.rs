@@ -49,7 +49,7 @@ impl TestManager {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
         let meta = loaded.meta.unwrap_or_else(|| Meta::new("11111111-2222-3333-4444-555555555555".into()));
         let (records, restored) = (loaded.records, loaded.restored);
-        let initial = InitialState { settings, fence_command: None, meta, records, restored };
+        let initial = InitialState { settings, fence_command: None, meta, records, restored, leader: None };
         let (handle, ended) =
             crate::driver::start(initial, Box::new(store), Arc::new(Metrics::default())).unwrap();
         let host =

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags};
 use units::limits::{CHANGES_PER_BATCH_MAX, CORRUPT_ENTRIES_DESCRIBED_MAX};
 
 use super::{
-    Scan, Store, StoreError, Table, Write,
+    FORMAT, Scan, Store, StoreError, Table, Write,
     disk::{DATABASE_FILE, Directory, UnlockedFile, open_private_file, sync_parent_directory},
     is_empty, meta, read_meta_number,
     redb::RedbStore,
@@ -100,8 +100,8 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     }
     let partial = partial_path(to);
     remove_if_exists(&partial)?;
-    let copied =
-        RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy_entries(from, &mut to));
+    let copied = RedbStore::open(UnlockedFile(partial.clone()))
+        .and_then(|mut to| copy_entries(from, &mut to, &|_, _| true));
     let entries = match copied {
         Ok(entries) => entries,
         Err(error) => {
@@ -115,12 +115,19 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     Ok(entries)
 }
 
-fn copy_entries(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> {
+/// Copies the entries that `includes` accepts, by table and key.
+fn copy_entries(
+    from: &mut dyn Scan,
+    to: &mut dyn Store,
+    includes: &dyn Fn(Table, &[u8]) -> bool,
+) -> Result<Entries, StoreError> {
     let mut entries = Entries::new();
     for table in Table::ALL {
         let mut writes = Vec::new();
         from.scan(table, &mut |key, value| {
-            writes.push(Write::Put { table, key: key.to_vec(), value: value.to_vec() });
+            if includes(table, key) {
+                writes.push(Write::Put { table, key: key.to_vec(), value: value.to_vec() });
+            }
         })?;
         writes.chunks(CHANGES_PER_BATCH_MAX).try_for_each(|batch| to.commit(batch))?;
         entries.insert(table, writes.len() as u64);
@@ -195,24 +202,9 @@ impl Restore<'_> {
 
     /// Prepares the new store under a temporary name, and returns its generation.
     fn prepare_store(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
-        let mut backup = config_file::open_regular(self.from).map_err(io_error("open backup", self.from))?;
-        remove_if_exists(partial)?;
-        let mut copy = open_private_file(partial).map_err(io_error("create", partial))?;
-        io::copy(&mut backup, &mut copy).map_err(io_error("copy", self.from))?;
-        drop(copy);
-        let unusable = |cause| BackupError::Unusable { path: self.from.to_owned(), cause };
-        let mut store = RedbStore::open(UnlockedFile(partial.to_owned())).map_err(unusable)?;
-        if is_empty(&mut store)? {
-            return Err(BackupError::Empty { path: self.from.to_owned() });
-        }
-        let marked =
-            read_meta_number(&mut store, partial, meta::GENERATION_KEY).map_err(unusable)?.unwrap_or(0);
-        let ledger = (self.generation)(&mut store).unwrap_or(0);
-        let generation = self.unix_seconds.max(before.max(marked).max(ledger) + 1);
-        store.commit(&[
-            Write::number(Table::Meta, meta::RESTORED_KEY, 1),
-            Write::number(Table::Meta, meta::GENERATION_KEY, generation),
-        ])?;
+        let mut store = open_copy(self.from, partial)?;
+        let generation = next_generation(self.from, &mut store, before, self.unix_seconds, self.generation)?;
+        store.commit(&restored_marks(generation))?;
         Ok(generation)
     }
 
@@ -227,6 +219,93 @@ impl Restore<'_> {
         remove_if_exists(&second)?;
         fs::hard_link(file, &second).map_err(io_error("create a second link to", file))?;
         Ok(Some(second))
+    }
+}
+
+/// Copies a backup to `partial`, and opens the copy.
+fn open_copy(from: &Path, partial: &Path) -> Result<RedbStore<UnlockedFile>, BackupError> {
+    let mut backup = config_file::open_regular(from).map_err(io_error("open backup", from))?;
+    remove_if_exists(partial)?;
+    let mut copy = open_private_file(partial).map_err(io_error("create", partial))?;
+    io::copy(&mut backup, &mut copy).map_err(io_error("copy", from))?;
+    drop(copy);
+    let unusable = |cause| BackupError::Unusable { path: from.to_owned(), cause };
+    let mut store = RedbStore::open(UnlockedFile(partial.to_owned())).map_err(unusable)?;
+    if is_empty(&mut store)? { Err(BackupError::Empty { path: from.to_owned() }) } else { Ok(store) }
+}
+
+/// Returns the generation after a restore from `store`, the copy of the backup `from`. It is higher than `before`, the
+/// generation of the replaced store.
+fn next_generation(
+    from: &Path,
+    store: &mut dyn Scan,
+    before: u64,
+    unix_seconds: u64,
+    generation: &dyn Fn(&mut dyn Scan) -> Option<u64>,
+) -> Result<u64, BackupError> {
+    let unusable = |cause| BackupError::Unusable { path: from.to_owned(), cause };
+    let marked = read_meta_number(store, from, meta::GENERATION_KEY).map_err(unusable)?.unwrap_or(0);
+    let ledger = generation(store).unwrap_or(0);
+    Ok(unix_seconds.max(before.max(marked).max(ledger) + 1))
+}
+
+/// Returns the writes that mark a store as restored.
+fn restored_marks(generation: u64) -> [Write; 2] {
+    [
+        Write::number(Table::Meta, meta::RESTORED_KEY, 1),
+        Write::number(Table::Meta, meta::GENERATION_KEY, generation),
+    ]
+}
+
+/// Backup that is restored into a store other than a file.
+pub struct BackupCopy {
+    from: PathBuf,
+    partial: PathBuf,
+    store: RedbStore<UnlockedFile>,
+}
+
+impl std::fmt::Debug for BackupCopy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BackupCopy").field("from", &self.from).finish_non_exhaustive()
+    }
+}
+
+impl BackupCopy {
+    /// Copies the backup `from` to the temporary file `partial`, and checks it.
+    ///
+    /// # Errors
+    /// [`BackupError`] if the backup is unusable or has no entries, or the file cannot be written.
+    pub fn open(from: &Path, partial: &Path) -> Result<Self, BackupError> {
+        let opened = open_copy(from, partial);
+        let store = opened.inspect_err(|_| drop(fs::remove_file(partial)))?; // best effort: the first error is reported
+        Ok(Self { from: from.to_owned(), partial: partial.to_owned(), store })
+    }
+
+    /// Copies all entries into the empty store `into`, and marks it as restored. `before` is the generation of the
+    /// store that it replaces. The format version is written last, so that an interrupted restore is detected. Returns
+    /// the generation.
+    ///
+    /// # Errors
+    /// [`BackupError`] if an entry cannot be read or written.
+    pub fn restore(
+        &mut self,
+        into: &mut dyn Store,
+        before: u64,
+        unix_seconds: u64,
+        generation: &dyn Fn(&mut dyn Scan) -> Option<u64>,
+    ) -> Result<u64, BackupError> {
+        let generation = next_generation(&self.from, &mut self.store, before, unix_seconds, generation)?;
+        copy_entries(&mut self.store, into, &|table, key| (table, key) != (Table::Meta, meta::FORMAT))?;
+        let mut marks = restored_marks(generation).to_vec();
+        marks.push(Write::number(Table::Meta, meta::FORMAT, FORMAT));
+        into.commit(&marks)?;
+        Ok(generation)
+    }
+}
+
+impl Drop for BackupCopy {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.partial); // a later restore removes it, too
     }
 }
 

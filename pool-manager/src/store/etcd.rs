@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! PREFIX/leader               the manager that may write, with its lease
+//! PREFIX/managers/NAME        each running manager, with its lease
 //! PREFIX/head                 number of the last transaction that appended to the log
 //! PREFIX/log/BATCH PART       part of a batch
 //! PREFIX/applied              number of the last transaction that applied batches
@@ -22,13 +23,15 @@ mod apply;
 mod compaction;
 mod keys;
 mod log;
+mod prefix;
 mod snapshot;
 mod worker;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use ::etcd::{Client, client::Settings, election::Leadership};
 use tokio::task::JoinHandle;
+use units::Name;
 
 use self::{
     apply::Pending,
@@ -37,7 +40,7 @@ use self::{
     snapshot::Snapshot,
     worker::Worker,
 };
-use super::{Scan, Store, StoreError, Table, Write, check_format};
+use super::{Scan, Store, StoreError, Table, Write, check_format, read_format};
 
 /// Connection to a cluster of etcd, with the prefix of the keys of a rack.
 #[derive(Clone)]
@@ -78,7 +81,55 @@ impl Cluster {
 
     /// Returns the key of the leader.
     pub fn leader_key(&self) -> Vec<u8> {
-        keys::leader_key(&self.prefix)
+        format!("{}/leader", self.prefix).into_bytes()
+    }
+
+    /// Returns the key of the manager with a name, or with an empty name, the prefix of the keys of all managers.
+    pub fn manager_key(&self, name: &str) -> Vec<u8> {
+        format!("{}/managers/{name}", self.prefix).into_bytes()
+    }
+
+    /// Returns the location of the store, for messages.
+    pub fn location(&self) -> PathBuf {
+        PathBuf::from(format!("etcd:{}", self.prefix))
+    }
+
+    /// Returns the error of a failed call. `operation` is part of the message, such as "read".
+    pub fn error(&self, operation: &'static str, cause: ::etcd::Error) -> StoreError {
+        StoreError::etcd_error(operation, &self.prefix, cause)
+    }
+
+    /// Returns the same cluster with the prefix of an EMC's record of grants.
+    pub fn for_emc(&self, emc: &Name) -> Self {
+        Self { prefix: format!("{}/emc/{emc}", self.prefix), ..self.clone() }
+    }
+
+    /// Returns a snapshot of the store without being the leader. A store without entries can be read, too.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`], [`StoreError::Newer`] or [`StoreError::Corrupt`].
+    pub fn read(&self) -> Result<Box<dyn Scan>, StoreError> {
+        let mut snapshot = self.read_unchecked()?;
+        read_format(snapshot.as_mut(), &self.location())?;
+        Ok(snapshot)
+    }
+
+    /// Returns a snapshot of a store that may be incomplete after an interrupted restore.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`] or [`StoreError::Corrupt`].
+    pub fn read_unchecked(&self) -> Result<Box<dyn Scan>, StoreError> {
+        let keys = Arc::new(Keys::new(self.client.clone(), &self.prefix, None));
+        Ok(Box::new(Snapshot::take(Arc::clone(&self.worker), keys)?))
+    }
+
+    /// Runs a future on the thread of the cluster.
+    pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send,
+    {
+        self.worker.spawn(future)
     }
 
     /// Runs a future on the thread of the cluster, and waits for its result. Blocks the calling thread.
@@ -119,10 +170,55 @@ impl EtcdStore {
     /// # Errors
     /// Returns any [`StoreError`] except `Poisoned`.
     pub fn open(cluster: Cluster, leadership: &Leadership) -> Result<Self, StoreError> {
-        let keys = Arc::new(Keys::new(cluster.client.clone(), &cluster.prefix, leadership));
+        let keys = Arc::new(Keys::new(cluster.client.clone(), &cluster.prefix, Some(leadership)));
         let mut store = Self { cluster, keys, log: None };
         store.reopen()?;
         Ok(store)
+    }
+
+    /// Deletes all entries as the elected leader, and opens the empty store without its format version. The caller
+    /// must write this version last, so that an interrupted restore is detected.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn replace(cluster: Cluster, leadership: &Leadership) -> Result<Self, StoreError> {
+        let keys = Arc::new(Keys::new(cluster.client.clone(), &cluster.prefix, Some(leadership)));
+        let deleting = Arc::clone(&keys);
+        cluster.block_on(async move {
+            deleting.take_over(Chain::Applied).await?; // stops an earlier task that applies batches
+            let mut head = deleting.take_over(Chain::Head).await?;
+            deleting.advance(Chain::Head, &mut head, deleting.delete_all(), "delete the entries of").await
+        })?;
+        let mut store = Self { cluster, keys, log: None };
+        let applied = store.open_log()?;
+        store.start_applier(applied);
+        Ok(store)
+    }
+
+    /// Opens the log, and returns the position of the task that applies it.
+    fn open_log(&mut self) -> Result<Position, StoreError> {
+        self.close();
+        let keys = Arc::clone(&self.keys);
+        let opened = self.cluster.worker.block_on(async move {
+            // The order matters: after these transactions, no earlier transaction of this process takes effect.
+            let head = keys.take_over(Chain::Head).await?;
+            let applied = keys.take_over(Chain::Applied).await?;
+            let log = log::read(&keys).await?;
+            // An incomplete batch keeps its number, so that its parts are not mistaken for those of another one.
+            let next_batch = log.last_number + 1;
+            let pending = Arc::new(Pending::new(log.batches));
+            Ok((OpenLog { head, next_batch, pending, applier: None }, applied))
+        });
+        let (log, applied) = opened?;
+        self.log = Some(log);
+        Ok(applied)
+    }
+
+    fn start_applier(&mut self, applied: Position) {
+        if let Some(log) = &mut self.log {
+            let applier = apply::run(Arc::clone(&self.keys), Arc::clone(&log.pending), applied);
+            log.applier = Some(self.cluster.worker.spawn(applier));
+        }
     }
 
     fn close(&mut self) {
@@ -170,27 +266,10 @@ impl Store for EtcdStore {
     }
 
     fn reopen(&mut self) -> Result<(), StoreError> {
-        self.close();
-        let keys = Arc::clone(&self.keys);
-        let opened = self.cluster.worker.block_on(async move {
-            // The order matters: after these transactions, no earlier transaction of this process takes effect.
-            let head = keys.take_over(Chain::Head).await?;
-            let applied = keys.take_over(Chain::Applied).await?;
-            let log = log::read(&keys).await?;
-            // An incomplete batch keeps its number, so that its parts are not mistaken for those of another one.
-            let next_batch = log.last_number + 1;
-            let pending = Arc::new(Pending::new(log.batches));
-            Ok((OpenLog { head, next_batch, pending, applier: None }, applied))
-        });
-        let (log, applied) = opened?;
-        let pending = Arc::clone(&log.pending);
-        self.log = Some(log);
+        let applied = self.open_log()?;
         let path = self.keys.location();
         check_format(self, &path).inspect_err(|_| self.close())?;
-        let applier = apply::run(Arc::clone(&self.keys), pending, applied);
-        if let Some(log) = &mut self.log {
-            log.applier = Some(self.cluster.worker.spawn(applier));
-        }
+        self.start_applier(applied);
         Ok(())
     }
 

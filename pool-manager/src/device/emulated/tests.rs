@@ -1,6 +1,6 @@
 //! Tests of the emulated EMC: its files, and random calls compared with a model.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, os::unix::fs::FileExt as _};
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ const HOST: HostId = HostId(3);
 const OTHER_HOST: HostId = HostId(4);
 
 fn open_device(directory: &tempfile::TempDir) -> Emulated {
-    Emulated::open(directory.path(), 8).unwrap()
+    Emulated::open(directory.path(), 8, None).unwrap()
 }
 
 fn open_file(handle: &Handle) -> File {
@@ -41,7 +41,7 @@ fn symbolic_link_in_place_of_a_file_is_not_followed() {
         let directory = tempfile::tempdir().unwrap();
         let (link, target) = (directory.path().join(name), directory.path().join("target"));
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        let error = units::chain(&Emulated::open(directory.path(), 8).unwrap_err());
+        let error = units::chain(&Emulated::open(directory.path(), 8, None).unwrap_err());
         assert!(error.ends_with(&format!("{name}: must be a regular file")), "{error}");
         assert!(!target.exists(), "{name}: the target of the link was created");
     }
@@ -192,16 +192,89 @@ fn failed_slice_stays_granted_after_a_restart() {
 fn device_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let _first = open_device(&directory);
-    assert!(matches!(Emulated::open(directory.path(), 8), Err(DeviceError::InUse { .. })));
+    assert!(matches!(Emulated::open(directory.path(), 8, None), Err(DeviceError::InUse { .. })));
+}
+
+fn open_elected(directory: &tempfile::TempDir, election: u64) -> Result<Emulated, DeviceError> {
+    Emulated::open(directory.path(), 8, Some(FencingToken { generation: 1, election }))
+}
+
+fn names_of_epochs(directory: &tempfile::TempDir) -> Vec<String> {
+    let entries = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    entries.map(|name| name.into_string().unwrap()).filter(|name| name.starts_with("epochs")).collect()
+}
+
+/// The earlier manager continues with calls that it decided before the later one was elected.
+#[test]
+fn calls_of_an_earlier_manager_do_not_change_the_grants_of_a_later_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut earlier = open_elected(&directory, 5).unwrap();
+    for slice in 0..4 {
+        earlier.grant(slice, Epoch(1), HOST).unwrap();
+    }
+    let mut later = open_elected(&directory, 7).unwrap();
+    assert_eq!(later.contents().unwrap().grants.len(), 4);
+    for slice in 0..3 {
+        later.revoke(slice, Epoch(1)).unwrap();
+        later.grant(slice, Epoch(3), OTHER_HOST).unwrap();
+    }
+    earlier.revoke(0, Epoch(1)).unwrap();
+    earlier.fence(HOST).unwrap();
+    earlier.grant(1, Epoch(2), HOST).unwrap();
+    earlier.grant(5, Epoch(9), HOST).unwrap();
+    let expected: Vec<_> =
+        (0..4).map(|slice| if slice < 3 { (slice, 3, OTHER_HOST) } else { (3, 1, HOST) }).collect();
+    let grants = |device: &mut Emulated| -> Vec<_> {
+        let grants = device.contents().unwrap().grants.into_iter();
+        grants.map(|grant| (grant.slice, grant.epoch.0, grant.host)).collect()
+    };
+    assert_eq!(grants(&mut later), expected);
+    drop(later);
+    // The fence of the earlier manager removed the file of slice 3, which the ledger records as fenced.
+    let mut reopened = open_elected(&directory, 8).unwrap();
+    assert_eq!(grants(&mut reopened)[..3], expected[..3]);
+    let highest = reopened.contents().unwrap().highest;
+    assert_eq!((highest[0], highest[1]), (Epoch(3), Epoch(3)));
+    assert!(matches!(reopened.grant(1, Epoch(2), HOST), Err(DeviceError::Held { .. })));
+}
+
+#[test]
+fn device_is_not_opened_by_an_earlier_manager() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open_elected(&directory, 7).unwrap());
+    let error = open_elected(&directory, 5).unwrap_err();
+    assert!(matches!(error, DeviceError::LaterManager { .. }), "{error}");
+    assert_eq!(names_of_epochs(&directory), ["epochs.1.7"]);
+    let later_generation = FencingToken { generation: 2, election: 1 };
+    drop(Emulated::open(directory.path(), 8, Some(later_generation)).unwrap());
+    assert!(matches!(open_elected(&directory, 9), Err(DeviceError::LaterManager { .. })));
+}
+
+#[test]
+fn only_manager_and_elected_managers_exclude_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut only = open_device(&directory);
+    only.grant(2, Epoch(4), HOST).unwrap();
+    assert!(matches!(open_elected(&directory, 1), Err(DeviceError::InUse { .. })));
+    drop(only);
+    let elected = [open_elected(&directory, 1).unwrap(), open_elected(&directory, 2).unwrap()];
+    assert!(matches!(Emulated::open(directory.path(), 8, None), Err(DeviceError::InUse { .. })));
+    drop(elected);
+    let mut only = open_device(&directory);
+    assert_eq!(names_of_epochs(&directory), ["epochs"]);
+    assert_eq!(only.contents().unwrap().highest[2], Epoch(4));
+    drop(only);
+    // Another cluster of etcd starts with low tokens.
+    assert_eq!(open_elected(&directory, 1).unwrap().contents().unwrap().highest[2], Epoch(4));
 }
 
 #[test]
 fn device_can_grow_but_not_shrink() {
     let directory = tempfile::tempdir().unwrap();
     open_device(&directory).grant(7, Epoch(1), HOST).unwrap();
-    let error = Emulated::open(directory.path(), 4).unwrap_err().to_string();
+    let error = Emulated::open(directory.path(), 4, None).unwrap_err().to_string();
     assert!(error.contains("64 bytes: must be a multiple of 8, at most 32 for 4 slices"), "{error}");
-    let mut grown = Emulated::open(directory.path(), 16).unwrap();
+    let mut grown = Emulated::open(directory.path(), 16, None).unwrap();
     assert_eq!(grown.contents().unwrap().grants.len(), 1);
     grown.grant(15, Epoch(1), HOST).unwrap();
     let error = grown.grant(16, Epoch(1), HOST).unwrap_err().to_string();
@@ -310,7 +383,7 @@ fn fault_forget_grant_omits_a_grant_until_removed() {
 fn unknown_fault_is_rejected_at_start() {
     let directory = tempfile::tempdir().unwrap();
     drop(open_with_fault(&directory, "no-such-fault"));
-    let error = Emulated::open(directory.path(), 8).unwrap_err().to_string();
+    let error = Emulated::open(directory.path(), 8, None).unwrap_err().to_string();
     assert!(
         error.ends_with(
             "its fault file contains \"no-such-fault\": must be ignore-revoke, keep-bytes or forget-grant"

@@ -13,8 +13,8 @@ use ::etcd::{
     Client, Error,
     election::Leadership,
     messages::{
-        Compare, KeyValue, RangeRequest, RangeResponse, RequestOp, TxnRequest, get, is_written_in,
-        prefix_end, put,
+        Compare, KeyValue, RangeRequest, RangeResponse, RequestOp, TxnRequest, delete_range, get,
+        is_written_in, prefix_end, put,
     },
 };
 
@@ -55,10 +55,17 @@ pub(super) struct Position {
 pub(super) struct Keys {
     client: Client,
     prefix: String,
-    is_leader: Compare,
-    token: i64,
+    /// `None` if this manager may only read.
+    leadership: Option<Condition>,
     /// Compaction of the history, which continues when the store is reopened.
     compaction: Mutex<Compaction>,
+}
+
+/// Condition that this manager is the elected one.
+#[derive(Debug)]
+struct Condition {
+    is_leader: Compare,
+    token: i64,
 }
 
 /// Entries to read, and the revision in which they are read.
@@ -87,11 +94,6 @@ impl KeyRange {
     }
 }
 
-/// Returns the key of the leader of the store with a prefix.
-pub(super) fn leader_key(prefix: &str) -> Vec<u8> {
-    format!("{prefix}/leader").into_bytes()
-}
-
 impl Position {
     fn encode(self) -> Vec<u8> {
         [self.number.to_be_bytes(), self.opening.to_be_bytes()].concat()
@@ -104,12 +106,13 @@ impl Position {
 }
 
 impl Keys {
-    pub(super) fn new(client: Client, prefix: &str, leadership: &Leadership) -> Self {
+    pub(super) fn new(client: Client, prefix: &str, leadership: Option<&Leadership>) -> Self {
+        let condition =
+            |leader: &Leadership| Condition { is_leader: leader.condition(), token: leader.token() };
         Self {
             client,
             prefix: prefix.to_owned(),
-            is_leader: leadership.condition(),
-            token: leadership.token(),
+            leadership: leadership.map(condition),
             compaction: Mutex::new(Compaction::new()),
         }
     }
@@ -129,6 +132,12 @@ impl Keys {
 
     pub(super) fn log_key(&self, batch: u64, part: u32) -> Vec<u8> {
         self.key("log", &[&batch.to_be_bytes(), &part.to_be_bytes()])
+    }
+
+    /// Returns the operations that delete the log and all entries.
+    pub(super) fn delete_all(&self) -> Vec<RequestOp> {
+        let folders = ["log", "entry", "chunk"].map(|folder| self.key(folder, &[]));
+        folders.into_iter().map(|prefix| delete_range(prefix.clone(), prefix_end(&prefix))).collect()
     }
 
     /// Returns the prefix of the keys of all parts of the log.
@@ -179,15 +188,18 @@ impl Keys {
         operations: Vec<RequestOp>,
         operation: &'static str,
     ) -> Result<(), StoreError> {
+        let Some(Condition { is_leader, token }) = &self.leadership else {
+            return Err(StoreError::NotLeader { path: self.location() });
+        };
         let number = position.number + 1;
         let key = self.chain_key(chain);
         let next = Position { number, ..*position };
         let mut success = vec![put(key.clone(), next.encode())];
         success.extend(operations);
         let request = TxnRequest {
-            compare: vec![self.is_leader.clone(), is_written_in(key.clone(), position.revision)],
+            compare: vec![is_leader.clone(), is_written_in(key.clone(), position.revision)],
             success,
-            failure: vec![get(key), get(leader_key(&self.prefix))],
+            failure: vec![get(key), get(is_leader.key.clone())],
         };
         let started = Instant::now();
         let response = loop {
@@ -201,7 +213,7 @@ impl Keys {
             return Ok(());
         }
         let (last, leader) = (response.entries(0).first(), response.entries(1).first());
-        if leader.is_none_or(|leader| leader.create_revision != self.token) {
+        if leader.is_none_or(|leader| leader.create_revision != *token) {
             return Err(StoreError::NotLeader { path: self.location() });
         }
         // An attempt whose answer was lost may have been successful.
@@ -279,7 +291,7 @@ impl Keys {
         Ok(page.kvs)
     }
 
-    async fn read_page(&self, request: RangeRequest) -> Result<RangeResponse, StoreError> {
+    pub(super) async fn read_page(&self, request: RangeRequest) -> Result<RangeResponse, StoreError> {
         let started = Instant::now();
         loop {
             let result = self.client.range(request.clone()).await;

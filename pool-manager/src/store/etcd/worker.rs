@@ -29,7 +29,11 @@ impl Worker {
     }
 
     /// Runs a future on the worker's thread.
-    pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    pub(super) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send,
+    {
         self.runtime().spawn(future)
     }
 

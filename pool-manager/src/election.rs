@@ -1,0 +1,219 @@
+//! Election of the manager that serves requests, if the ledger is in etcd. The other managers wait as standbys.
+
+use std::{path::PathBuf, sync::Arc};
+
+use ::etcd::{
+    Error,
+    election::{Candidate, Leadership, Observation},
+};
+use serde::{Deserialize, Serialize};
+use tokio::{sync::watch, task::JoinHandle};
+use units::{FencingToken, Ns};
+
+use crate::{
+    device::DeviceLeader,
+    store::{
+        StoreError,
+        etcd::{Cluster, EtcdStore},
+    },
+};
+
+/// Manager as the other managers see it in etcd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerEntry {
+    /// Name of the manager, unique in the rack.
+    pub name: String,
+    /// Address for clients and agents, as a URI.
+    pub address: String,
+    /// Version of the program.
+    pub version: String,
+    /// Start time of the process, in milliseconds since the Unix epoch.
+    pub started_unix_ms: u64,
+}
+
+/// Manager that takes part in the election.
+#[derive(Debug)]
+pub struct Election {
+    cluster: Cluster,
+    candidate: Candidate,
+    leader: watch::Sender<Option<ManagerEntry>>,
+}
+
+/// This manager as the elected leader. The lease is renewed until this value is dropped.
+#[derive(Debug)]
+pub struct Leader {
+    cluster: Cluster,
+    leadership: Arc<Leadership>,
+    /// Task that renews the lease, and ends with the reason for which it cannot.
+    renewal: JoinHandle<Error>,
+}
+
+/// Result of an election, for the parts of the elected manager; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ElectedManager {
+    cluster: Cluster,
+    leadership: Arc<Leadership>,
+}
+
+impl ElectedManager {
+    /// Returns whether the lease has certainly not ended, so that there is no other leader.
+    pub fn is_certain(&self) -> bool {
+        self.leadership.lease_end().is_valid()
+    }
+
+    /// Returns the fencing token. `generation` is that of the ledger.
+    pub fn token(&self, generation: u64) -> FencingToken {
+        let election = u64::try_from(self.leadership.token()).expect("revisions of etcd are positive");
+        FencingToken { generation, election }
+    }
+
+    /// Returns this manager as the controller of devices. `generation` is that of the ledger.
+    pub fn for_devices(&self, generation: u64) -> DeviceLeader {
+        DeviceLeader {
+            token: self.token(generation),
+            cluster: self.cluster.clone(),
+            leadership: Arc::clone(&self.leadership),
+        }
+    }
+
+    /// Opens the store of the ledger, or creates an empty store.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open_store(&self) -> Result<EtcdStore, StoreError> {
+        EtcdStore::open(self.cluster.clone(), &self.leadership)
+    }
+
+    /// Deletes all entries of the store, see [`EtcdStore::replace`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn replace_store(&self) -> Result<EtcdStore, StoreError> {
+        EtcdStore::replace(self.cluster.clone(), &self.leadership)
+    }
+
+    /// Returns the location of the store, for messages.
+    pub fn location(&self) -> PathBuf {
+        self.cluster.location()
+    }
+}
+
+impl ManagerEntry {
+    fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("the entry has only strings and numbers")
+    }
+
+    /// Decodes the value of an entry. Returns `None` if another version wrote it in another format.
+    pub fn decode(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+}
+
+impl Election {
+    /// Prepares the participation of a manager with this entry. `lease` is the time after which another manager takes
+    /// over from a leader that does not respond.
+    pub fn new(cluster: Cluster, entry: &ManagerEntry, lease: Ns) -> Self {
+        let candidate = Candidate {
+            client: cluster.client().clone(),
+            leader_key: cluster.leader_key(),
+            own_key: cluster.manager_key(&entry.name),
+            value: entry.encode(),
+            ttl: lease.as_duration(),
+        };
+        Self { cluster, candidate, leader: watch::channel(None).0 }
+    }
+
+    /// Returns the cluster in which the election takes place.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Returns a receiver of the current leader, which [`Self::campaign`] updates; `None` if there is no leader.
+    pub fn leader(&self) -> watch::Receiver<Option<ManagerEntry>> {
+        self.leader.subscribe()
+    }
+
+    /// Waits until this manager is elected.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`] if etcd denies access.
+    pub async fn campaign(&self) -> Result<Leader, StoreError> {
+        let mut logged = String::new();
+        let elected = self.candidate.campaign(|observed| self.observe(observed, &mut logged)).await;
+        let elected = elected.map_err(|cause| self.cluster.error("take part in the election of", cause))?;
+        let leadership = Arc::new(elected);
+        let renewed = Arc::clone(&leadership);
+        let renewal = self.cluster.spawn(async move { renewed.hold().await });
+        tracing::info!(token = leadership.token(), "elected as the leader");
+        Ok(Leader { cluster: self.cluster.clone(), leadership, renewal })
+    }
+
+    /// Publishes the leader, and logs a changed observation once.
+    fn observe(&self, observed: Observation<'_>, logged: &mut String) {
+        let (leader, message) = match observed {
+            Observation::Leader(value) => {
+                let leader = ManagerEntry::decode(value);
+                let message = match &leader {
+                    Some(leader) => format!("standby: the leader is {} at {}", leader.name, leader.address),
+                    None => "standby: the leader has another version".to_owned(),
+                };
+                (leader, message)
+            }
+            Observation::KeyInUse(value) => {
+                let other = ManagerEntry::decode(value);
+                let other = other.map_or_else(|| "unknown address".to_owned(), |other| other.address);
+                let name = String::from_utf8_lossy(&self.candidate.own_key).into_owned();
+                let rule =
+                    "etcd.name must be unique, or an earlier process of this manager ended a moment ago";
+                (None, format!("another manager ({other}) has the entry {name}: {rule}"))
+            }
+            Observation::Failed(error) => (None, units::chain(error)),
+        };
+        if *logged != message {
+            match observed {
+                Observation::Leader(_) => tracing::info!("{message}"),
+                _ => tracing::warn!("cannot take part in the election: {message}"),
+            }
+            *logged = message;
+        }
+        self.leader.send_if_modified(|current| {
+            let is_changed = *current != leader;
+            *current = leader;
+            is_changed
+        });
+    }
+}
+
+impl Leader {
+    /// Returns the election's result, for conditions of transactions.
+    pub fn elected(&self) -> ElectedManager {
+        ElectedManager { cluster: self.cluster.clone(), leadership: Arc::clone(&self.leadership) }
+    }
+
+    /// Waits until this manager is not the leader any more, and returns the reason.
+    pub async fn wait_until_lost(&mut self) -> StoreError {
+        match (&mut self.renewal).await {
+            Ok(cause) => self.cluster.error("renew the lease of", cause),
+            Err(_) => StoreError::NotLeader { path: self.cluster.location() },
+        }
+    }
+
+    /// Ends the lease, so that another manager can take over at once. The manager must have closed the store before.
+    pub async fn resign(self) {
+        self.renewal.abort();
+        let leadership = Arc::clone(&self.leadership);
+        let resigned = self.cluster.spawn(async move { leadership.resign().await }).await;
+        if let Ok(Err(error)) = resigned {
+            tracing::warn!(
+                error = units::chain(&error),
+                "cannot end the lease: another manager takes over later"
+            );
+        }
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.renewal.abort();
+    }
+}

@@ -1,0 +1,109 @@
+//! Commands for a store in etcd. Those that write take part in the election, so that no manager serves the rack
+//! at the same time.
+
+use std::{fs, path::Path, time::Duration};
+
+use super::{OfflineError, RestoredStore};
+use crate::{
+    config::{Config, Etcd},
+    election::{Election, Leader, ManagerEntry},
+    etcd_connection, records,
+    store::{
+        Scan,
+        backup::{self, BackupCopy, BackupError},
+        disk::DATABASE_FILE,
+        etcd::Cluster,
+        is_empty,
+    },
+    store_folder,
+};
+
+/// Time after the end of the lease of an earlier manager in which the command must be elected.
+const ELECTION_MARGIN: Duration = Duration::from_secs(3);
+/// Name of the temporary copy of a backup in the folder of the manager.
+const COPY_FILE: &str = "restore.partial";
+
+/// Connects to the etcd of `rack.toml`.
+pub(super) fn connect(path: &Path, etcd: &Etcd) -> Result<Cluster, OfflineError> {
+    etcd_connection::connect(etcd).map_err(|error| OfflineError::Etcd { path: path.to_owned(), error })
+}
+
+/// Runs `write` as the elected manager, and ends the lease.
+fn write_as_leader<T>(
+    cluster: &Cluster,
+    etcd: &Etcd,
+    write: impl FnOnce(&Leader) -> Result<T, OfflineError>,
+) -> Result<T, OfflineError> {
+    let leader = elect(cluster, etcd)?;
+    let written = write(&leader);
+    cluster.block_on(leader.resign());
+    written
+}
+
+/// Waits until this process is elected, for at most the lease of a manager that ended a moment ago.
+fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
+    let entry = ManagerEntry {
+        name: etcd.name.to_string(),
+        address: etcd.advertise.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_unix_ms: 0,
+    };
+    let election = Election::new(cluster.clone(), &entry, etcd.lease);
+    let (timeout, leader) = (etcd.lease.as_duration() + ELECTION_MARGIN, election.leader());
+    let elected =
+        cluster.block_on(async move { tokio::time::timeout(timeout, election.campaign()).await.ok() });
+    elected.transpose()?.ok_or_else(|| {
+        let leader = leader.borrow().as_ref().map(|leader| format!("{} at {}", leader.name, leader.address));
+        OfflineError::InUse {
+            store: cluster.location(),
+            leader: leader.unwrap_or_else(|| "unknown".to_owned()),
+        }
+    })
+}
+
+/// Creates a rack with UUID `uuid` in etcd.
+pub(super) fn init(path: &Path, config: &Config, etcd: &Etcd, uuid: &str) -> Result<(), OfflineError> {
+    let cluster = connect(path, etcd)?;
+    cluster.check_prefix()?;
+    write_as_leader(&cluster, etcd, |leader| {
+        let mut store = leader.elected().open_store()?;
+        let location = cluster.location();
+        Ok(store_folder::init_in_etcd(&mut store, &location, &config.manager.folder, uuid, path)?)
+    })
+}
+
+/// Replaces the store in etcd by a backup. An existing store is first saved in a file.
+pub(super) fn restore(
+    path: &Path,
+    config: &Config,
+    etcd: &Etcd,
+    (from, force, unix_seconds): (&Path, bool, u64),
+) -> Result<RestoredStore, OfflineError> {
+    let cluster = connect(path, etcd)?;
+    cluster.check_prefix()?;
+    let folder = &config.manager.folder;
+    fs::create_dir_all(folder).map_err(|errno| BackupError::Io {
+        operation: "create",
+        path: folder.clone(),
+        errno,
+    })?;
+    let mut copy = BackupCopy::open(from, &folder.join(COPY_FILE))?;
+    write_as_leader(&cluster, etcd, |leader| {
+        let mut existing = cluster.read_unchecked()?;
+        let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
+        let mut saved = None;
+        if !is_empty(existing.as_mut())? {
+            if !force {
+                return Err(BackupError::Occupied { path: cluster.location() }.into());
+            }
+            let file = folder.join(format!("{DATABASE_FILE}.replaced-{unix_seconds}"));
+            backup::backup(existing.as_mut(), &file)?;
+            saved = Some(file);
+        }
+        let before = generation(existing.as_mut()).unwrap_or(0);
+        drop(existing);
+        let mut store = leader.elected().replace_store()?;
+        let generation = copy.restore(&mut store, before, unix_seconds, &generation)?;
+        Ok(RestoredStore { generation, replaced: saved })
+    })
+}

@@ -1,0 +1,261 @@
+//! Manager whose ledger is in etcd: waits as a standby until it is elected, and then serves requests as the leader.
+
+use std::{
+    convert::Infallible,
+    future::{self, Ready},
+    marker::PhantomData,
+    path::Path,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pool::record::Meta;
+use proto::v1::{
+    admin_server::AdminServer, agent_server::AgentServer, models_server::ModelsServer,
+    scheduler_server::SchedulerServer,
+};
+use sd_notify::NotifyState;
+use tokio::{sync::watch, task::JoinHandle};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{Service, http},
+    server::NamedService,
+    transport::Server,
+};
+use tonic_health::ServingStatus;
+use units::limits::{CALLS_PER_CONNECTION_MAX, SESSION_SILENCE_TIMEOUT};
+
+use super::{
+    AccessControl, STOP_TIMEOUT, ServeError, Signals, load_changed, load_tls_config, notify_systemd,
+    now_unix_ms, serve_ledger, start_server,
+};
+use crate::{
+    config::{Config, Etcd},
+    election::{Election, Leader, ManagerEntry},
+    etcd_connection,
+    records::{self, LoadError},
+    rpc::{
+        admin::Admin, agent::Agent, connections::CallCounterLayer, models::Models, scheduler::Scheduler,
+        status::not_leader_status,
+    },
+    store::etcd::Cluster,
+    store_folder::{self, OpenedStore},
+};
+
+/// Delay between two attempts to reach etcd at the start.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Runs the manager as a standby, and as the leader once it is elected.
+pub(super) async fn serve_from_etcd(path: &Path, mut config: Config, etcd: &Etcd) -> Result<(), ServeError> {
+    let in_file = |error| ServeError::Etcd { path: path.to_owned(), error };
+    let cluster = etcd_connection::connect(etcd).map_err(in_file)?;
+    let entry = ManagerEntry {
+        name: etcd.name.to_string(),
+        address: etcd.advertise.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_unix_ms: now_unix_ms(),
+    };
+    let election = Election::new(cluster, &entry, etcd.lease);
+    let (access, new_tokens) = AccessControl::load(path, &config)?;
+    let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
+    let server = StandbyServer::start(&config, &access, election.leader()).await?;
+    notify_systemd(&[NotifyState::Ready, NotifyState::Status("standby")]);
+    let watchdog = tokio::spawn(run_watchdog());
+    let folder = config.manager.folder.clone();
+    let campaign = async {
+        check_rack(path, &folder, election.cluster()).await?;
+        new_tokens.create()?; // must run after the check: tokens without a ledger mean that the ledger is lost
+        Ok(election.campaign().await?)
+    };
+    let elected = wait_for_election(path, &mut config, &access, &mut signals, campaign).await;
+    watchdog.abort();
+    server.stop().await;
+    match elected? {
+        Some(leader) => {
+            let opened = open_store(path, &config, &leader).await?;
+            serve_ledger(path, config, opened, &access, signals, Some(leader)).await
+        }
+        None => Ok(()),
+    }
+}
+
+/// Waits until this manager is elected, and reloads `rack.toml` on SIGHUP. Returns `None` on SIGTERM or SIGINT.
+async fn wait_for_election(
+    path: &Path,
+    config: &mut Config,
+    access: &AccessControl,
+    signals: &mut Signals,
+    campaign: impl Future<Output = Result<Leader, ServeError>>,
+) -> Result<Option<Leader>, ServeError> {
+    let mut campaign = std::pin::pin!(campaign);
+    loop {
+        tokio::select! {
+            elected = &mut campaign => return elected.map(Some),
+            _ = signals.hangup.recv() => match reload(path, config, access) {
+                Ok(()) => tracing::info!(path = %path.display(), "rack.toml reloaded"),
+                Err(error) => {
+                    let error = units::chain(&error);
+                    tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
+                }
+            },
+            _ = signals.terminate.recv() => return Ok(None),
+            _ = signals.interrupt.recv() => return Ok(None),
+        }
+    }
+}
+
+/// Loads `rack.toml`, whose rack and tokens are used when this manager is elected.
+fn reload(path: &Path, config: &mut Config, access: &AccessControl) -> Result<(), ServeError> {
+    let new = load_changed(path, config)?;
+    let ((rules, new_tokens), tls) = (super::prepare_rules(&new)?, load_tls_config(path, &new)?);
+    new_tokens.create()?;
+    access.identity.replace(rules);
+    access.tls.send_replace(tls);
+    *config = new;
+    Ok(())
+}
+
+/// Checks that etcd contains the rack of this manager's folder, before the manager takes part in the election. Waits
+/// while etcd cannot be reached.
+async fn check_rack(path: &Path, folder: &Path, cluster: &Cluster) -> Result<(), ServeError> {
+    let mut is_logged = false;
+    loop {
+        match read_meta(cluster).await {
+            Ok(meta) => {
+                store_folder::check_etcd_rack(&cluster.location(), folder, meta, path)?;
+                return Ok(());
+            }
+            Err(LoadError::Store(error)) if error.is_temporary() => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::warn!(error = units::chain(&error), "waiting for etcd");
+                }
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Returns the metadata of the ledger in etcd.
+async fn read_meta(cluster: &Cluster) -> Result<Option<Meta>, LoadError> {
+    let cluster = cluster.clone();
+    let read = move || records::load_meta(cluster.read()?.as_mut());
+    tokio::task::spawn_blocking(read).await.expect("reading the store does not panic")
+}
+
+/// Opens the store as the leader, and loads the ledger.
+async fn open_store(path: &Path, config: &Config, leader: &Leader) -> Result<OpenedStore, ServeError> {
+    let (path, folder, elected) = (path.to_owned(), config.manager.folder.clone(), leader.elected());
+    let open = move || {
+        let store = elected.open_store()?;
+        store_folder::load_from_etcd(Box::new(store), &elected.location(), &folder, &path)
+    };
+    Ok(tokio::task::spawn_blocking(open).await.expect("loading the ledger does not panic")?)
+}
+
+/// Sends watchdog notifications to systemd, if it requires them.
+async fn run_watchdog() {
+    let Some(within) = sd_notify::watchdog_enabled() else { return };
+    let mut tick = tokio::time::interval(within / 4);
+    loop {
+        tick.tick().await;
+        notify_systemd(&[NotifyState::Watchdog]);
+    }
+}
+
+/// gRPC server of a standby, which rejects all calls except health checks.
+struct StandbyServer {
+    stop: watch::Sender<bool>,
+    server: JoinHandle<()>,
+}
+
+impl StandbyServer {
+    async fn start(
+        config: &Config,
+        access: &AccessControl,
+        leader: watch::Receiver<Option<ManagerEntry>>,
+    ) -> Result<Self, ServeError> {
+        // The process works, but its services do not serve requests.
+        let (health, health_service) = tonic_health::server::health_reporter();
+        for service in [
+            <SchedulerServer<Scheduler> as NamedService>::NAME,
+            <AdminServer<Admin> as NamedService>::NAME,
+            <AgentServer<Agent> as NamedService>::NAME,
+            <ModelsServer<Models> as NamedService>::NAME,
+        ] {
+            health.set_service_status(service, ServingStatus::NotServing).await;
+        }
+        let router = Server::builder()
+            .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
+            .http2_keepalive_interval(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
+            .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
+            .layer(CallCounterLayer)
+            .add_service(Rejecting::<SchedulerServer<Scheduler>>::new(&leader))
+            .add_service(Rejecting::<AdminServer<Admin>>::new(&leader))
+            .add_service(Rejecting::<AgentServer<Agent>>::new(&leader))
+            .add_service(Rejecting::<ModelsServer<Models>>::new(&leader))
+            .add_service(health_service);
+        let (stop, stopping) = watch::channel(false);
+        let server = start_server(router, config, access, stopping)?;
+        Ok(Self { stop, server })
+    }
+
+    /// Closes the socket and all connections.
+    async fn stop(mut self) {
+        let _ = self.stop.send(true); // fails only if the server has ended
+        if tokio::time::timeout(STOP_TIMEOUT, &mut self.server).await.is_err() {
+            self.server.abort();
+        }
+    }
+}
+
+/// Service in place of `S` that rejects all calls with the address of the leader.
+struct Rejecting<S> {
+    leader: watch::Receiver<Option<ManagerEntry>>,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<S> Rejecting<S> {
+    fn new(leader: &watch::Receiver<Option<ManagerEntry>>) -> Self {
+        Self { leader: leader.clone(), service: PhantomData }
+    }
+
+    fn status(&self) -> Status {
+        match &*self.leader.borrow() {
+            Some(ManagerEntry { name, address, .. }) => {
+                let message = format!("this manager is a standby: the leader is {name} at {address}");
+                not_leader_status(Some(address), message)
+            }
+            None => {
+                let message =
+                    "this manager is a standby, and there is no leader at the moment: try again later";
+                not_leader_status(None, message.to_owned())
+            }
+        }
+    }
+}
+
+impl<S> Clone for Rejecting<S> {
+    fn clone(&self) -> Self {
+        Self { leader: self.leader.clone(), service: PhantomData }
+    }
+}
+
+impl<S: NamedService> NamedService for Rejecting<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Rejecting<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _request: http::Request<Body>) -> Self::Future {
+        future::ready(Ok(self.status().into_http()))
+    }
+}
