@@ -19,7 +19,10 @@ use config_file::{Field, Section};
 use tonic::transport::Uri;
 use units::{
     LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE, Name, Ns, UserId,
-    limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
+    limits::{
+        ALLOWED_UIDS_MAX, MANAGERS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT,
+        SCRUB_MIB_PER_S_DEFAULT,
+    },
 };
 
 use self::{early_eviction::EarlyEviction, soft_memory::SoftMemory, symbiosis::Symbiosis, tiering::Tiering};
@@ -30,15 +33,16 @@ const MANAGER_URI_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
 const SOCKET_NAME: &str = "host-memory.sock";
 /// Files and folders of the agent in the runtime directory.
-const RUNTIME_FILES: [&str; 5] = ["instance", "lock", "rack", "shares.json", "vms"];
+const RUNTIME_FILES: [&str; 6] = ["instance", "lock", "manager-token", "rack", "shares.json", "vms"];
 
 /// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Name of the host in `rack.toml`.
     pub host: Name,
-    /// Address of the manager: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
-    pub manager: String,
+    /// Addresses of the rack's managers, at least one: `http://HOST:PORT`, `https://HOST:PORT` or
+    /// `unix:/PATH`.
+    pub managers: Vec<String>,
     /// Runtime directory, which contains the lock and the VM records.
     pub runtime_dir: PathBuf,
     /// File of this host's token; required unless certificates identify the host.
@@ -182,7 +186,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let socket = agent.socket_path();
     let Agent {
         host,
-        manager,
+        managers,
         runtime_dir,
         token_file,
         allowed_uids,
@@ -193,7 +197,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     } = agent;
     Some(Config {
         host,
-        manager: manager.unwrap_or_else(|| MANAGER_URI_DEFAULT.to_owned()),
+        managers: managers.unwrap_or_else(|| vec![MANAGER_URI_DEFAULT.to_owned()]),
         token_file,
         socket,
         allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
@@ -270,7 +274,7 @@ impl Sections<'_> {
 /// Section `[agent]`. Omitted keys are `None`.
 struct Agent {
     host: Name,
-    manager: Option<String>,
+    managers: Option<Vec<String>>,
     runtime_dir: PathBuf,
     token_file: Option<PathBuf>,
     socket: Option<PathBuf>,
@@ -289,9 +293,9 @@ impl Agent {
 
 fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {
     let host = section.take_required("host", Field::to_name);
-    let manager = section.take_optional("manager", |field| parse_manager(field.as_str()?, has_tls));
+    let managers = section.take_optional("manager", |field| parse_managers(field.as_str()?, has_tls));
     let rule = "is missing: [tls] requires https://HOST:PORT";
-    section.check(!has_tls || manager != Some(None), "manager", rule);
+    section.check(!has_tls || managers != Some(None), "manager", rule);
     let has_socket = section.contains("socket");
     let runtime_dir = section.take_required("runtime_dir", |field| {
         let directory = field.to_path(base)?;
@@ -321,7 +325,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     section.reject_unknown_keys();
     Some(Agent {
         host: host?,
-        manager: manager?,
+        managers: managers?,
         runtime_dir: runtime_dir?,
         token_file: token_file?,
         socket: socket?,
@@ -353,7 +357,19 @@ fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
     Some(Tls { ca: ca?, certificate: certificate?, key: key?, server_name: server_name? })
 }
 
-/// Checks the address of the manager. Without TLS the token is sent in plain text, so the manager
+/// Parses the addresses of the managers, which are separated by commas.
+fn parse_managers(managers: &str, has_tls: bool) -> Result<Vec<String>, String> {
+    let managers: Vec<&str> = managers.split(',').collect();
+    if managers.len() > MANAGERS_MAX {
+        return Err(format!("has {} addresses: must have at most {MANAGERS_MAX}", managers.len()));
+    }
+    if let Some(repeated) = (1..managers.len()).find(|index| managers[..*index].contains(&managers[*index])) {
+        return Err(format!("{} is a duplicate: must be unique", managers[repeated]));
+    }
+    managers.into_iter().map(|manager| parse_manager(manager, has_tls)).collect()
+}
+
+/// Checks the address of a manager. Without TLS the token is sent in plain text, so the manager
 /// must be on this machine.
 fn parse_manager(manager: &str, has_tls: bool) -> Result<String, String> {
     let rule = if let Some(path) = manager.strip_prefix("unix:") {
@@ -496,7 +512,7 @@ mod tests {
     #[test]
     fn omitted_keys_have_defaults_and_paths_are_relative() {
         let config = parse(MINIMAL_CONFIG).unwrap();
-        assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
+        assert_eq!(config.managers, ["unix:/run/tarn/manager.sock"]);
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
         assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, current_user()]));
@@ -716,7 +732,11 @@ mod tests {
             ("manager", "unix:/run/..", "must end with the name of a file"),
             ("socket", "/", "must end with the name of a file"),
             ("socket", "run/", "must end with the name of a file"),
-            ("socket", "run", "must not be runtime_dir, or instance, lock, rack, shares.json, vms in it"),
+            (
+                "socket",
+                "run",
+                "must not be runtime_dir, or instance, lock, manager-token, rack, shares.json, vms in it",
+            ),
             ("socket", "run/lock", "must not be runtime_dir, or"),
             ("socket", "run/vms/s", "must not be runtime_dir, or"),
             ("socket", "@x", "every local user can connect to an abstract socket"),
@@ -732,7 +752,7 @@ mod tests {
     fn token_is_sent_unencrypted_only_to_loopback() {
         let manager = |uri: &str| MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
-            assert_eq!(parse(&manager(good)).unwrap().manager, good);
+            assert_eq!(parse(&manager(good)).unwrap().managers, [good]);
         }
         let remote_or_malformed =
             ["http://10.0.0.1:1", "https://10.0.0.1:1", "ftp://127.0.0.1:1", "unix:tarn.sock", "h0:9750", ""];
@@ -741,6 +761,22 @@ mod tests {
         for bad in remote_or_malformed.into_iter().chain(without_port).chain(with_path) {
             let error = parse(&manager(bad)).unwrap_err();
             assert!(error.contains(&format!("agent.manager = {bad:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn several_managers_are_separated_by_commas() {
+        let manager = |uri: &str| MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+        let managers = ["http://127.0.0.1:1", "unix:/run/b.sock"];
+        assert_eq!(parse(&manager(&managers.join(","))).unwrap().managers, managers);
+        for (bad, rule) in [
+            ("http://127.0.0.1:1,", "must be "),
+            ("http://127.0.0.1:1,http://10.0.0.1:1", "must be on this machine"),
+            ("unix:/a,unix:/a", "unix:/a is a duplicate: must be unique"),
+            (&vec!["unix:/a"; 17].join(","), "has 17 addresses: must have at most 16"),
+        ] {
+            let error = parse(&manager(bad)).unwrap_err();
+            assert!(error.contains("agent.manager = ") && error.contains(rule), "{error}");
         }
     }
 
@@ -773,7 +809,7 @@ mod tests {
                 "{error}"
             );
         }
-        assert_eq!(parse(&with_tls("https://h:1/")).unwrap().manager, "https://h:1/");
+        assert_eq!(parse(&with_tls("https://h:1/")).unwrap().managers, ["https://h:1/"]);
         assert!(parse(&with_tls("http://127.0.0.1:9750")).unwrap_err().contains("must be https://"));
         assert!(parse(&with_tls("unix:/run/tarn.sock")).unwrap_err().contains("without [tls]"));
         let unset = MINIMAL_CONFIG.replace("[backend]", &format!("{tls}\n[backend]"));

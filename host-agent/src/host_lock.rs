@@ -1,5 +1,5 @@
 //! Locks of the host name, by which a second agent of the same host does not start on this machine.
-//! An agent locks one file for its host and the address of its manager, and one file for its host
+//! An agent locks one file for its host and each address of a manager, and one file for its host
 //! and its credential: the token, or the public key of its certificate. The second lock also
 //! excludes agents that write the address of the manager in another way.
 //!
@@ -8,6 +8,7 @@
 //! no runtime folder when the other agent started. The manager detects these.
 
 use std::{
+    collections::BTreeSet,
     env,
     fs::{self, File},
     os::unix::fs::MetadataExt as _,
@@ -74,28 +75,28 @@ impl HostLock {
     /// # Errors
     /// [`HostLockError::InUse`] if another agent of this host runs, [`HostLockError::TemporaryDir`]
     /// or [`HostLockError::Dir`].
-    pub fn acquire(host: &Name, manager: &str, secrets: &Secrets) -> Result<Self, HostLockError> {
+    pub fn acquire(host: &Name, managers: &[String], secrets: &Secrets) -> Result<Self, HostLockError> {
         let folder = create_lock_folder(current_user())?;
-        Self::acquire_in(&folder, host, manager, secrets)
+        Self::acquire_in(&folder, host, managers, secrets)
     }
 
     fn acquire_in(
         folder: &ProtectedDir,
         host: &Name,
-        manager: &str,
+        managers: &[String],
         secrets: &Secrets,
     ) -> Result<Self, HostLockError> {
         let lock = |name: String| {
             let in_use = || HostLockError::InUse { host: host.clone(), path: folder.path().join(&name) };
             lock_file(folder, &name)?.ok_or_else(in_use)
         };
-        let address = normalize_address(manager);
-        let credentials = [
-            ("manager", Some(address.as_bytes())),
-            ("token", secrets.token.as_deref().map(str::as_bytes)),
-            ("key", secrets.public_key.as_deref()),
-        ];
-        let names = credentials.into_iter().filter_map(|(kind, value)| Some(lock_name(host, kind, value?)));
+        let credentials =
+            [("token", secrets.token.as_deref().map(str::as_bytes)), ("key", secrets.public_key.as_deref())];
+        let credentials =
+            credentials.into_iter().filter_map(|(kind, value)| Some(lock_name(host, kind, value?)));
+        let addresses: BTreeSet<String> = managers.iter().map(|manager| normalize_address(manager)).collect();
+        let names =
+            addresses.iter().map(|address| lock_name(host, "manager", address.as_bytes())).chain(credentials);
         Ok(Self { _files: names.map(lock).collect::<Result<_, _>>()? })
     }
 }
@@ -199,7 +200,7 @@ mod tests {
 
     fn acquire(dir: &Path, host: &str, manager: &str, secrets: &Secrets) -> Result<HostLock, HostLockError> {
         let dir = ProtectedDir::create(FOLDER_PURPOSE, dir, TRAVERSABLE_MODE).unwrap();
-        HostLock::acquire_in(&dir, &Name::new(host).unwrap(), manager, secrets)
+        HostLock::acquire_in(&dir, &Name::new(host).unwrap(), &[manager.to_owned()], secrets)
     }
 
     fn set_mode(path: &Path, mode: u32) {

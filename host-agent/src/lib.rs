@@ -14,6 +14,8 @@ pub mod host;
 pub mod host_lock;
 pub mod host_memory;
 mod local_socket;
+pub mod manager_list;
+pub mod manager_token;
 pub mod metrics;
 pub mod outbox;
 pub mod protected_dir;

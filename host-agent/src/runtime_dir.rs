@@ -146,7 +146,7 @@ fn parse_instance(path: &Path, text: String) -> Result<u64, RuntimeDirError> {
     text.parse().map_err(|_| corrupt(text))
 }
 
-fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
+pub(crate) fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
     let Some(bytes) = read_state(path)? else { return Ok(None) };
     let text = String::from_utf8(bytes);
     let text = text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "must be UTF-8"));

@@ -46,6 +46,7 @@ use crate::{
     },
     host_lock::{HostLock, HostLockError},
     host_memory::{self, HostMemoryServer},
+    manager_token::ManagerToken,
     metrics::Metrics,
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
@@ -167,10 +168,10 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     config.check_socket_folders(path)?;
     let secrets = read_secrets(&config)?;
-    let _host_lock = HostLock::acquire(&config.host, &config.manager, &secrets)?;
+    let _host_lock = HostLock::acquire(&config.host, &config.managers, &secrets)?;
     let token = secrets.token;
     descriptors::raise_limit();
-    let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
+    let PreparedAgent { inputs, session_events, boot_id, instance, manager_token } = prepare_agent(&config)?;
     // Until here, a signal ends the process immediately, even if a system call waits.
     let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
     let (metrics, devices) = (Arc::clone(&inputs.metrics), inputs.host.devices());
@@ -211,9 +212,9 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         let usage = Arc::clone(&reports.usage);
         serve_metrics(address, metrics, handle.clone(), Arc::clone(&host_calls), usage).await?;
     }
-    let (manager, host, socket, tls) = (config.manager, config.host, config.socket, config.tls);
-    tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
-    let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
+    let (managers, host, socket, tls) = (config.managers, config.host, config.socket, config.tls);
+    tracing::info!(%host, managers = managers.join(","), socket = %socket.display(), "host-agent ready");
+    let identity = AgentIdentity { managers, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     let mut tasks = JoinSet::new();
     if let Some(server) = soft_memory {
@@ -224,7 +225,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     if let Some(inputs) = sampling {
         tasks.spawn(sampling::sample_periodically(inputs));
     }
-    tasks.spawn(session::run_sessions(identity, reports, shares, session_events));
+    tasks.spawn(session::run_sessions(identity, manager_token, reports, shares, session_events));
     tasks.spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
 
@@ -369,6 +370,7 @@ struct PreparedAgent {
     session_events: mpsc::Sender<SessionEvent>,
     boot_id: String,
     instance: InstanceId,
+    manager_token: ManagerToken,
 }
 
 fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
@@ -378,7 +380,8 @@ fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
     let vms = records.load()?;
     let alive = vms.iter().filter(|adopted| adopted.is_alive).count();
     tracing::info!(vms = vms.len(), alive, "loaded records of VMs");
-    let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
+    let (rack, manager_token) = (runtime_dir.rack()?, ManagerToken::load(&runtime_dir)?);
+    let instance = runtime_dir.next_instance()?;
     let host = create_host(&config.backend)?;
     let orphans = host.present_slices()?;
     if !orphans.is_empty() {
@@ -397,7 +400,7 @@ fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
     let (sender, session_events) = mpsc::channel(SESSION_EVENTS_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));
     let inputs = DriverInputs { agent, host, records, runtime_dir, metrics, session_events };
-    Ok(PreparedAgent { inputs, session_events: sender, boot_id, instance })
+    Ok(PreparedAgent { inputs, session_events: sender, boot_id, instance, manager_token })
 }
 
 fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {

@@ -15,18 +15,21 @@ use service_files::certificates::CertificateError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Request, Status,
+    Code, Request, Status, Streaming,
     metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
+use tonic_types::StatusExt as _;
 use units::limits::{
     RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, RPC_MESSAGE_BYTES_MAX, SESSION_SILENCE_TIMEOUT,
 };
-use units::{InstanceId, Name, Ns};
+use units::{FencingToken, InstanceId, Name, Ns};
 
 use crate::{
     config::Tls,
     convert,
+    manager_list::{ManagerList, SessionEnd},
+    manager_token::{ManagerToken, ManagerTokenError},
     secrets::read_tls,
     session_channel::{ReportStream, SessionEvent},
     session_log::SessionLog,
@@ -35,12 +38,17 @@ use crate::{
 
 /// Maximum number of reports that are queued for sending; further reports are merged in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
+/// Time without messages after which an agent probes its connection if another manager can take over, and timeout of
+/// the probe.
+const FAIL_OVER_SILENCE: Duration = Duration::from_millis(1500);
+/// Delay before an agent asks the managers again while none of them is the leader.
+const NO_LEADER_DELAY: Duration = Duration::from_millis(200);
 
 /// Identity of the agent, and address of the manager.
 #[derive(Clone, Debug)]
 pub struct AgentIdentity {
-    /// Address of the manager: `http://…`, `https://…` or `unix:/path`.
-    pub manager: String,
+    /// Addresses of the rack's managers, at least one: `http://…`, `https://…` or `unix:/path`.
+    pub managers: Vec<String>,
     /// Name of the agent's host.
     pub host: Name,
     /// Token of the host; `None` if only certificates identify it.
@@ -78,11 +86,35 @@ enum SessionError {
     Token,
     #[error("the manager belongs to another rack")]
     OtherRack,
+    #[error("the manager does not respond")]
+    Silent,
+    #[error(transparent)]
+    ManagerToken(#[from] ManagerTokenError),
     #[error("the agent is stopping")]
     Stopping,
 }
 
 impl SessionError {
+    /// Returns whether the manager rejected the session because another one is the leader.
+    fn is_not_leader(&self) -> bool {
+        match self {
+            Self::Status(status) => {
+                status.get_details_error_info().is_some_and(|info| info.reason == "NOT_LEADER")
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns how the session ended, for the selection of the next manager.
+    fn session_end(&self) -> SessionEnd {
+        match self {
+            Self::Silent => SessionEnd::Silent,
+            // A transport error that is no status of the manager: a probe of the connection was not answered.
+            Self::Status(status) if status.source().is_some() => SessionEnd::Silent,
+            _ => SessionEnd::Responded,
+        }
+    }
+
     /// Returns the error and all its causes. The causes of a status are those of its transport
     /// error; the status itself is part of the error.
     fn describe(&self) -> String {
@@ -97,24 +129,41 @@ impl SessionError {
 /// Runs sessions, one after another, until the receiver of `events` is dropped.
 pub async fn run_sessions(
     identity: AgentIdentity,
+    token: ManagerToken,
     reports: ReportStream,
     shares: Arc<SharesState>,
     events: mpsc::Sender<SessionEvent>,
 ) {
     let mut delay = RECONNECT_BACKOFF_MIN.as_duration();
     let mut log = SessionLog::default();
+    let mut managers = ManagerList::new(&identity.managers);
     loop {
         let known_rack = reports.rack.borrow().clone().unwrap_or_default();
         let (started, mut lease) = (Instant::now(), None);
-        let error = run_session(&identity, known_rack, &reports, &shares, &events, &mut lease).await;
-        let Err(error) = error;
+        let link = ManagerLink {
+            address: managers.current(),
+            token: &token,
+            silence: if managers.has_several() {
+                FAIL_OVER_SILENCE
+            } else {
+                SESSION_SILENCE_TIMEOUT.as_duration()
+            },
+        };
+        let error = run_session(&identity, link, known_rack, &reports, &shares, &events, &mut lease).await;
+        let (Err(error), manager) = (error, managers.current().to_owned());
         if matches!(error, SessionError::Stopping) || events.send(SessionEvent::Disconnected).await.is_err() {
             return;
         }
-        delay = reconnect_delay(delay, &error, lease, started.elapsed());
+        if managers.advance(error.session_end(), Instant::now()) && lease.is_none() {
+            continue; // another manager may be the leader
+        }
+        delay = match error.is_not_leader() {
+            true => NO_LEADER_DELAY,
+            false => reconnect_delay(delay, &error, lease, started.elapsed()),
+        };
         let (error, lasted) = (error.describe(), lease.map(|_| started.elapsed()));
         if let Some(suppressed) = log.count_failure(&error, lasted, Instant::now()) {
-            tracing::warn!(manager = identity.manager, error, retry_in = ?delay, suppressed, "session ended");
+            tracing::warn!(manager, error, retry_in = ?delay, suppressed, "session ended");
         }
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
@@ -144,14 +193,24 @@ fn reconnect_delay(
     }
 }
 
-async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
-    let failed = |cause| SessionError::Connect { manager: identity.manager.clone(), cause };
-    let mut endpoint = Endpoint::from_shared(identity.manager.clone())
+/// Manager of one session.
+#[derive(Clone, Copy)]
+struct ManagerLink<'a> {
+    address: &'a str,
+    /// Highest known fencing token.
+    token: &'a ManagerToken,
+    /// Time without messages after which the connection is probed, and timeout of the probe.
+    silence: Duration,
+}
+
+async fn connect(identity: &AgentIdentity, manager: ManagerLink<'_>) -> Result<Channel, SessionError> {
+    let failed = |cause| SessionError::Connect { manager: manager.address.to_owned(), cause };
+    let mut endpoint = Endpoint::from_shared(manager.address.to_owned())
         .map_err(failed)?
         .tcp_nodelay(true)
         .connect_timeout(RECONNECT_BACKOFF_MAX.as_duration())
-        .http2_keep_alive_interval(SESSION_SILENCE_TIMEOUT.as_duration())
-        .keep_alive_timeout(SESSION_SILENCE_TIMEOUT.as_duration());
+        .http2_keep_alive_interval(manager.silence)
+        .keep_alive_timeout(manager.silence);
     if let Some(tls) = &identity.tls {
         // Read the files again, because certificates may have been renewed.
         endpoint = endpoint.tls_config(read_tls(tls)?).map_err(failed)?;
@@ -159,25 +218,49 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
     endpoint.connect().await.map_err(failed)
 }
 
+/// Session that the manager has accepted or rejects with its next message.
+struct Session {
+    sender: mpsc::Sender<wire::FromAgent>,
+    messages: Streaming<wire::ToAgent>,
+    welcome: wire::Welcome,
+}
+
+/// Opens a session with a manager, unless a later manager is known.
+async fn open_session(
+    identity: &AgentIdentity,
+    manager: ManagerLink<'_>,
+    known_rack: String,
+) -> Result<Session, SessionError> {
+    let channel = connect(identity, manager).await?;
+    let mut client = AgentClient::new(channel)
+        .max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(RPC_MESSAGE_BYTES_MAX);
+    let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
+    sender.send(hello_message(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
+    let opened = async {
+        let mut messages = client.session(session_request(identity, receiver)?).await?.into_inner();
+        let first = messages.message().await?.and_then(|first| first.message);
+        let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(SessionError::Closed) };
+        Ok((messages, welcome))
+    };
+    let opened = tokio::time::timeout(2 * manager.silence, opened).await;
+    let (messages, welcome) = opened.map_err(|_| SessionError::Silent)??;
+    manager.token.check(FencingToken { generation: welcome.generation, election: welcome.election })?;
+    Ok(Session { sender, messages, welcome })
+}
+
 /// Runs one session, and returns the reason for its end. `lease` is set when the manager has
 /// replied to the hello message, even if it then rejects the agent.
 async fn run_session(
     identity: &AgentIdentity,
+    manager: ManagerLink<'_>,
     known_rack: String,
     reports: &ReportStream,
     shares: &SharesState,
     events: &mpsc::Sender<SessionEvent>,
     lease: &mut Option<Duration>,
 ) -> Result<std::convert::Infallible, SessionError> {
-    let channel = connect(identity).await?;
-    let mut client = AgentClient::new(channel)
-        .max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(RPC_MESSAGE_BYTES_MAX);
-    let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
-    sender.send(hello_message(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
-    let mut messages = client.session(session_request(identity, receiver)?).await?.into_inner();
-    let first = messages.message().await?.and_then(|first| first.message);
-    let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(SessionError::Closed) };
+    let Session { sender, mut messages, welcome } = open_session(identity, manager, known_rack).await?;
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
     *lease = Some(lease_ttl.as_duration());
     // A rejected agent receives the reason of the rejection instead of weights.

@@ -36,7 +36,7 @@ use units::limits::{
     EXPLAIN_CALLS_IN_FLIGHT_MAX, LEDGER_REQUESTS_QUEUED_MAX, REPORT_PART_ENTRIES_MAX,
     WATCH_CHUNKS_QUEUED_MAX, WATCH_STREAMS_MAX,
 };
-use units::{EmcId, HostId, Ns, UnixMs};
+use units::{EmcId, FencingToken, HostId, Ns, UnixMs};
 
 use self::thread::DriverThread;
 use crate::{
@@ -301,6 +301,16 @@ impl Handle {
         let value = read(&core.manager, self.0.clock.now());
         drop(core);
         self.0.check_lease().map(|()| value)
+    }
+
+    /// Returns the fencing token of this manager.
+    ///
+    /// # Errors
+    /// [`DriverError`] as of [`Self::read`].
+    pub fn fencing_token(&self) -> Result<FencingToken, DriverError> {
+        let generation = self.read(|manager, _| manager.durable().meta().generation)?;
+        let only = FencingToken { generation, election: 0 };
+        Ok(self.0.leader.as_ref().map_or(only, |leader| leader.token(generation)))
     }
 
     /// Returns the stored decisions about a subject with their sequence numbers, oldest first.

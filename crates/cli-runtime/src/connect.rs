@@ -1,7 +1,12 @@
 //! Connection to a pool manager over a Unix socket, a loopback address or mutual TLS, with time
 //! limits for calls. Each command's requests are in the file of the command.
 
-use std::{io, net::IpAddr, path::Path, time::Duration};
+use std::{
+    net::IpAddr,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{admin_client::AdminClient, models_client::ModelsClient, scheduler_client::SchedulerClient};
@@ -10,26 +15,33 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 use units::limits::{
-    PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, RPC_MESSAGE_BYTES_MAX, TOKEN_FILE_BYTES_MAX,
+    MANAGERS_MAX, PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, RPC_MESSAGE_BYTES_MAX, TOKEN_FILE_BYTES_MAX,
     WAIT_READY_TIMEOUT_MAX,
 };
 
-use crate::{Failure, Global, open};
+use crate::{
+    Exit, Failure, Global, leader, open,
+    target::{Target, connect_to_queue},
+};
 
 /// Endpoint that is used without --endpoint: the default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 
-/// Delay before the next attempt to connect while the queue of a unix socket is full.
-const QUEUE_FULL_RETRY_AFTER: Duration = Duration::from_millis(10);
-
-/// Connection to one manager. After a restart of the manager, the next call reconnects.
+/// Connection to the manager of a rack. After a restart of the manager, the next call reconnects. If there are several
+/// managers, the next call after a failure uses the leader at that time.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    uri: String,
-    endpoint: Endpoint,
+    targets: Vec<Target>,
     bearer: Bearer,
-    channel: ClientChannel,
+    current: Arc<Mutex<Current>>,
     timeout: Option<Duration>,
+}
+
+/// Manager that receives the calls.
+#[derive(Clone, Debug)]
+struct Current {
+    uri: String,
+    channel: ClientChannel,
 }
 
 impl Connection {
@@ -41,11 +53,18 @@ impl Connection {
     /// cannot be read. [`Failure::Connect`] if the connection fails. [`Failure::TimedOut`] if
     /// connecting takes longer than the timeout.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
-        let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
-        let endpoint = parse_endpoint(&uri, global)?;
-        let bearer = read_token(&uri, global)?;
-        let channel = connect(&uri, &endpoint, bearer.clone(), global.timeout).await?;
-        Ok(Self { uri, endpoint, bearer, channel, timeout: global.timeout })
+        let uris = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
+        let uris: Vec<&str> = uris.split(',').collect();
+        if uris.len() > MANAGERS_MAX {
+            let rule = format!("must have at most {MANAGERS_MAX} addresses").into();
+            return Err(Failure::InvalidValue { field: "--endpoint", value: uris.join(","), rule });
+        }
+        let target =
+            |uri: &&str| Ok(Target { uri: (*uri).to_owned(), endpoint: parse_endpoint(uri, global)? });
+        let targets = uris.iter().map(target).collect::<Result<Vec<_>, Failure>>()?;
+        let bearer = read_token(&uris, global)?;
+        let current = connect(&targets, &bearer, global.timeout).await?;
+        Ok(Self { targets, bearer, current: Arc::new(Mutex::new(current)), timeout: global.timeout })
     }
 
     /// Opens another connection to the same manager, for programs with many concurrent calls.
@@ -54,28 +73,47 @@ impl Connection {
     /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if connecting takes
     /// longer than the timeout.
     pub async fn open_new_connection(&self) -> Result<Self, Failure> {
-        let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
-        Ok(Self { channel, ..self.clone() })
+        let current = connect(&self.targets, &self.bearer, self.timeout).await?;
+        Ok(Self { current: Arc::new(Mutex::new(current)), ..self.clone() })
     }
 
-    /// Returns the address of the manager, as a URI.
-    pub fn uri(&self) -> &str {
-        &self.uri
+    /// Returns the address of the manager that receives the calls, as a URI.
+    pub fn uri(&self) -> String {
+        self.current().uri
+    }
+
+    fn current(&self) -> Current {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn channel(&self) -> ClientChannel {
+        self.current().channel
+    }
+
+    /// Connects to the leader after a call failed, if there are several managers. A failure is ignored, because the
+    /// next call reports it.
+    async fn find_leader_after(&self, failure: &Failure) {
+        if self.targets.len() > 1
+            && matches!(failure.exit(), Exit::Unavailable | Exit::TimedOut)
+            && let Ok(current) = connect(&self.targets, &self.bearer, Some(Duration::ZERO)).await
+        {
+            *self.current.lock().unwrap_or_else(PoisonError::into_inner) = current;
+        }
     }
 
     /// Returns a client of the Scheduler service.
     pub fn scheduler(&self) -> SchedulerClient<ClientChannel> {
-        SchedulerClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
+        SchedulerClient::new(self.channel()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns a client of the Admin service.
     pub fn admin(&self) -> AdminClient<ClientChannel> {
-        AdminClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
+        AdminClient::new(self.channel()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns a client of the Models service.
     pub fn models(&self) -> ModelsClient<ClientChannel> {
-        ModelsClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
+        ModelsClient::new(self.channel()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns the time limit of a call: --timeout or its default.
@@ -134,43 +172,34 @@ impl Connection {
         timeout: Duration,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(timeout, call).await {
-            Ok(response) => Ok(response?),
-            Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after: timeout }),
-        }
+        let failure = match tokio::time::timeout(timeout, call).await {
+            Ok(Ok(response)) => return Ok(response),
+            Ok(Err(status)) => Failure::from(status),
+            Err(_) => Failure::TimedOut { endpoint: self.uri(), after: timeout },
+        };
+        self.find_leader_after(&failure).await;
+        Err(failure)
     }
 }
 
-async fn connect(
-    uri: &str,
-    endpoint: &Endpoint,
-    bearer: Bearer,
-    timeout: Option<Duration>,
-) -> Result<ClientChannel, Failure> {
+/// Connects to the only manager, or to the leader of several managers.
+async fn connect(targets: &[Target], bearer: &Bearer, timeout: Option<Duration>) -> Result<Current, Failure> {
     let after = timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration());
+    let (uri, channel) = match targets {
+        [Target { uri, endpoint }] => (uri, connect_to_one(uri, endpoint, after).await?),
+        several => {
+            let (index, channel) = leader::find(several, after).await?;
+            (&several[index].uri, channel)
+        }
+    };
+    Ok(Current { uri: uri.clone(), channel: ClientChannel::new(channel, bearer.clone()) })
+}
+
+async fn connect_to_one(uri: &str, endpoint: &Endpoint, after: Duration) -> Result<Channel, Failure> {
     match tokio::time::timeout(after, connect_to_queue(endpoint)).await {
-        Ok(connected) => connected
-            .map(|channel| ClientChannel::new(channel, bearer))
-            .map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source }),
+        Ok(connected) => connected.map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source }),
         Err(_) => Err(Failure::TimedOut { endpoint: uri.to_owned(), after }),
     }
-}
-
-/// Connects, and retries while the queue of a unix socket is full. The server then processes other
-/// connections, and connect(2) fails with EAGAIN instead of waiting.
-async fn connect_to_queue(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
-    loop {
-        match endpoint.connect().await {
-            Err(error) if is_queue_full(&error) => tokio::time::sleep(QUEUE_FULL_RETRY_AFTER).await,
-            connected => return connected,
-        }
-    }
-}
-
-fn is_queue_full(error: &tonic::transport::Error) -> bool {
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|errno| errno.kind() == io::ErrorKind::WouldBlock)
 }
 
 fn parse_endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
@@ -195,11 +224,12 @@ fn parse_endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
 
 /// Reads the token file. Returns an error for a remote endpoint, because the token is a secret and
 /// would be sent unencrypted.
-fn read_token(uri: &str, global: &Global) -> Result<Bearer, Failure> {
+fn read_token(uris: &[&str], global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
-    if !is_local_uri(uri) {
+    if let Some(remote) = uris.iter().find(|uri| !is_local_uri(uri)) {
         let rule = "must be unix:/PATH or http:// with a loopback address when --token-file is given";
-        return Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule: rule.into() });
+        let value = (*remote).to_owned();
+        return Err(Failure::InvalidValue { field: "--endpoint", value, rule: rule.into() });
     }
     let text = String::from_utf8(open::credentials("--token-file", path, TOKEN_FILE_BYTES_MAX)?).ok();
     let bearer = text.and_then(|text| Bearer::new(text.trim()).ok());
@@ -264,41 +294,4 @@ fn incomplete_key_pair(field: &'static str, path: &Path, rule: &'static str) -> 
 
 fn read_pem(option: &'static str, path: &Path) -> Result<Vec<u8>, Failure> {
     open::credentials(option, path, PEM_FILE_BYTES_MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-
-    use rustix::net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-    };
-
-    use super::*;
-
-    #[tokio::test]
-    async fn connect_waits_while_the_queue_of_a_unix_socket_is_full() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("manager.sock");
-        let address = SocketAddrUnix::new(&path).unwrap();
-        let socket =
-            || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
-        let listening = socket();
-        bind(&listening, &address).unwrap();
-        listen(&listening, 1).unwrap();
-        let mut queued = Vec::new();
-        while queued.last().is_none_or(|(_, connected): &(_, Result<(), _>)| connected.is_ok()) {
-            let client = socket();
-            let connected = connect(&client, &address);
-            queued.push((client, connected));
-        }
-        let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap();
-        assert!(is_queue_full(&endpoint.connect().await.unwrap_err()));
-        let mut connecting = std::pin::pin!(connect_to_queue(&endpoint));
-        let waited = tokio::time::timeout(QUEUE_FULL_RETRY_AFTER * 5, &mut connecting).await;
-        assert!(waited.is_err(), "connected although the queue is full");
-        let listener = UnixListener::from(listening);
-        let _accepted: Vec<_> = std::iter::from_fn(|| listener.accept().ok()).collect();
-        connecting.await.unwrap();
-    }
 }

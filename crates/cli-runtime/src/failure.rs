@@ -44,6 +44,14 @@ pub enum Failure {
         #[source]
         source: tonic::transport::Error,
     },
+    /// None of several managers serves requests.
+    #[error("no pool manager is the leader within {after:?}: {}", answers.join("; "))]
+    NoLeader {
+        /// Time limit that expired.
+        after: Duration,
+        /// Address and last answer of each manager.
+        answers: Vec<String>,
+    },
     /// The manager did not respond within the time limit. The request may have been executed.
     #[error("no response from {endpoint} within {after:?}")]
     TimedOut {
@@ -145,8 +153,13 @@ impl Failure {
     /// Returns the exit code of this error.
     pub fn exit(&self) -> Exit {
         match self {
+            Self::Rejected(_) | Self::RejectedWithHint { .. }
+                if self.reason().as_deref() == Some(hint::NOT_LEADER) =>
+            {
+                Exit::Unavailable
+            }
             Self::Rejected(status) | Self::RejectedWithHint { status, .. } => exit_for_code(code(status)),
-            Self::Connect { .. } => Exit::Unavailable,
+            Self::Connect { .. } | Self::NoLeader { .. } => Exit::Unavailable,
             Self::TimedOut { .. } | Self::WatchTimedOut { .. } => Exit::TimedOut,
             Self::Usage(_) | Self::InvalidValue { .. } => Exit::Usage,
             Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Problem(_) => Exit::Error,
@@ -218,7 +231,7 @@ impl Failure {
             Self::Rejected(status) => {
                 hint::hint_for_rejection(code(status), self.reason().as_deref(), &RequestSubjects::default())
             }
-            Self::Connect { .. } => Some(hint::CONNECT_FAILED.to_owned()),
+            Self::Connect { .. } | Self::NoLeader { .. } => Some(hint::CONNECT_FAILED.to_owned()),
             Self::TimedOut { .. } => Some(hint::NO_RESPONSE.to_owned()),
             Self::Usage(_) => Some("see `tarn --help`, or --help after any command".to_owned()),
             Self::InvalidValue { .. }

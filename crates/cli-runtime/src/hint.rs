@@ -12,9 +12,13 @@ pub const CONNECTION_BROKEN: &str =
 /// Hint after a request that timed out.
 pub const NO_RESPONSE: &str = "the request may still be executed: retry it (a reservation with the same --request-id) or use a longer --timeout";
 
+/// Reason in the error of a manager that only waits to take over.
+pub(crate) const NOT_LEADER: &str = "NOT_LEADER";
+
 /// Hints by the reason in the manager's error. The placeholders `{host}`, `{vm}` and `{slice}` are
 /// replaced by the names in the request.
 const HINTS_BY_REASON: &[(&str, &str)] = &[
+    (NOT_LEADER, "name all managers of the rack, separated by commas, in --endpoint or TARN_ENDPOINT"),
     ("HOST_NOT_FOUND", "list the hosts with `tarn get hosts`; new hosts are added in rack.toml"),
     ("EMC_NOT_FOUND", "list the EMCs with `tarn get emcs`; new EMCs are added in rack.toml"),
     ("SLICE_NOT_FOUND", "list the slices with `tarn get slices`"),

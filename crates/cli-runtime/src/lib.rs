@@ -6,11 +6,13 @@
 pub mod connect;
 pub mod failure;
 pub mod hint;
+mod leader;
 pub mod lists;
 pub mod open;
 pub mod options;
 pub mod print;
 pub mod table;
+mod target;
 
 pub use connect::Connection;
 pub use failure::{Exit, Failure};

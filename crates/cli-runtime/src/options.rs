@@ -9,8 +9,8 @@ use units::shortened;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Global {
-    /// Address of the pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH [default:
-    /// unix:/run/tarn/manager.sock]
+    /// Address of the pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH; of several
+    /// managers, separated by commas, the leader is used [default: unix:/run/tarn/manager.sock]
     #[arg(long, env = "TARN_ENDPOINT", global = true, value_name = "URI")]
     pub endpoint: Option<String>,
     /// File with the token of this client's role, for a manager on a loopback address or unix

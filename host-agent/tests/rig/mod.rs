@@ -62,6 +62,8 @@ impl agent_server::Agent for FakeManager {
             protocol_version: proto::PROTOCOL_VERSION,
             rack_uuid: RACK.to_owned(),
             lease_ttl_ms: 2000,
+            generation: 1,
+            election: 0,
         };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
         out.send(down(to_agent::Message::Welcome(welcome))).expect("the receiver exists");

@@ -92,10 +92,13 @@ impl Agent {
     ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
         let (outbox, session_messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
+        let token = self.0.driver.fencing_token().map_err(driver_error_status)?;
         let welcome = wire::Welcome {
             protocol_version: proto::PROTOCOL_VERSION,
             rack_uuid: rack_uuid.clone(),
             lease_ttl_ms: self.0.policy.borrow().lease_ttl.as_ms(),
+            generation: token.generation,
+            election: token.election,
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping_status())?;
