@@ -72,6 +72,7 @@ impl Plan {
         RackConfig {
             listen: listen.to_owned(),
             store: store.to_owned(),
+            state_dir: None,
             lease_ttl_s: 10.0,
             fence_after_s: Some(600.0),
             extra: String::new(),

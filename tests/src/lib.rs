@@ -1,6 +1,7 @@
 //! Shared code of the system tests: racks of real processes, emulated hosts, guests and scripted
 //! agents.
 
+pub mod elected_rack;
 pub mod emulated_rack;
 pub mod environment;
 pub mod etcd_cluster;

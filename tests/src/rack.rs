@@ -152,6 +152,7 @@ impl Rack {
         let config = RackConfig {
             listen: self.endpoint(),
             store: "store".into(),
+            state_dir: None,
             lease_ttl_s: *lease_ttl_s,
             fence_after_s: *fence_after_s,
             extra: rack_toml_extra.clone(),
@@ -406,17 +407,17 @@ impl Rack {
     /// Starts a test VMM for a VM. The process gets memory from the agent of a host, checks that
     /// the memory is zero, writes to the memory, and runs until the end of its stdin.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
-        let log = File::options().create(true).append(true).open(self.log_path(&format!("vm-{vm}")));
-        let child = Command::new(programs_dir().join("tarn"))
-            .args(["test-vmm", "--socket"])
-            .arg(self.host_memory_socket(host))
-            .args(["--vm", vm])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log.expect("the folder is writable"))
-            .spawn();
-        child.expect("the test VMM starts")
+        start_test_vmm(&self.host_memory_socket(host), vm, &self.log_path(&format!("vm-{vm}")))
     }
+}
+
+/// Starts a test VMM, see [`Rack::start_vm`], at the socket of an agent.
+pub fn start_test_vmm(socket: &Path, vm: &str, log: &Path) -> Child {
+    let log = File::options().create(true).append(true).open(log).expect("the folder is writable");
+    let mut command = Command::new(programs_dir().join("tarn"));
+    command.args(["test-vmm", "--socket"]).arg(socket).args(["--vm", vm]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+    command.spawn().expect("the test VMM starts")
 }
 
 /// Waits for a line on the stdout of a process.

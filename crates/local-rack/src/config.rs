@@ -32,6 +32,7 @@ pub struct Host {
 /// let rack = local_rack::RackConfig {
 ///     listen: "unix:/run/manager.sock".to_owned(),
 ///     store: "store".into(),
+///     state_dir: None,
 ///     lease_ttl_s: 2.0,
 ///     fence_after_s: None,
 ///     extra: "[policy]\npool_share = 0.5".to_owned(),
@@ -44,8 +45,10 @@ pub struct Host {
 pub struct RackConfig {
     /// Listen address of the manager: `unix:PATH` or `IP:PORT`.
     pub listen: String,
-    /// Directory of the store. A relative path is relative to `rack.toml`.
+    /// Directory of the store, or its address in etcd. A relative path is relative to `rack.toml`.
     pub store: PathBuf,
+    /// Directory of the tokens if the store is in etcd.
+    pub state_dir: Option<PathBuf>,
     /// Lease duration, in seconds.
     pub lease_ttl_s: f64,
     /// Time from the end of a lease until the host is fenced, in seconds; `None` means never.
@@ -60,9 +63,12 @@ pub struct RackConfig {
 
 impl fmt::Display for RackConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listen, store, lease_ttl_s, fence_after_s, extra, emcs, hosts } = self;
+        let Self { listen, store, state_dir, lease_ttl_s, fence_after_s, extra, emcs, hosts } = self;
         let fence_after = fence_after_s.map_or_else(|| "\"never\"".to_owned(), |seconds| seconds.to_string());
         writeln!(f, "[manager]\nlisten = {listen:?}\nstore = {store:?}")?;
+        if let Some(state_dir) = state_dir {
+            writeln!(f, "state_dir = {state_dir:?}")?;
+        }
         writeln!(f, "[lease]\nttl_s = {lease_ttl_s}\nfence_after_s = {fence_after}\n{extra}")?;
         for Emc { name, slices, path } in emcs {
             writeln!(

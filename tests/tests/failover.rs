@@ -1,0 +1,226 @@
+//! Tests of racks with several managers, with real processes and a real cluster of etcd.
+
+use std::time::{Duration, Instant};
+
+use proto::v1 as wire;
+use rustix::process::Signal;
+use tests::{
+    elected_rack::{ElectedRack, SLICES},
+    rack::{reserve_request, wait_for_line},
+};
+use tonic::Code;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_types::StatusExt as _;
+
+/// Lease of managers that are not paused. It is shorter than the default, so that tests end sooner.
+const LEASE_S: u64 = 2;
+
+/// Returns the names of all VMs with a reservation.
+fn vms(rack: &ElectedRack) -> Vec<String> {
+    let reservations = rack.tarn_output(&["get", "reservations", "--output", "json"]);
+    let reservations: serde_json::Value = serde_json::from_str(&reservations).expect("the output is JSON");
+    let list = reservations["items"].as_array().or(reservations.as_array()).expect("the output has a list");
+    let mut names: Vec<_> =
+        list.iter().map(|item| item["vm"].as_str().expect("a reservation has a VM").to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Reserves slices for a VM, after the host has reported to the leader.
+async fn reserve(rack: &ElectedRack, vm: &str) {
+    rack.wait_for_host().await;
+    rack.tarn_output(&["reserve", "--host", "h0", "--vm", vm, "--pool", "2GiB", "--wait-ready"]);
+}
+
+/// Waits until all slices are free, except for those of one reservation.
+async fn wait_for_free_slices(rack: &ElectedRack) {
+    let mut admin = rack.admin(0).await;
+    let started = Instant::now();
+    loop {
+        let slices = admin.list_slices(wire::ListSlicesRequest::default()).await;
+        let slices = slices.expect("the manager replies").into_inner().slices;
+        let free = slices.iter().filter(|slice| slice.state() == wire::SliceState::Free).count();
+        if free + 2 == SLICES as usize {
+            return;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "{free} slices are free\n{}", rack.logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_takes_over_from_a_killed_leader() {
+    let mut rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let first = rack.wait_for_leader().await;
+    let second = 1 - first;
+    reserve(&rack, "a").await;
+    rack.kill_manager(first);
+    assert_eq!(rack.wait_for_leader().await, second);
+    reserve(&rack, "b").await;
+    assert_eq!(vms(&rack), ["a", "b"]);
+    rack.start_manager(first);
+    rack.kill_manager(second);
+    assert_eq!(rack.wait_for_leader().await, first);
+    reserve(&rack, "c").await;
+    assert_eq!(vms(&rack), ["a", "b", "c"]);
+    rack.tarn_output(&["release", "a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_names_the_leader_and_is_alive_but_not_ready() {
+    let rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let leader = rack.wait_for_leader().await;
+    let standby = 1 - leader;
+    let status = rack.scheduler(standby).await.reserve(reserve_request("h0", "a", 1, "r")).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let info = status.get_details_error_info().expect("the status has a reason");
+    assert_eq!(
+        (info.reason.as_str(), info.metadata["leader"].as_str()),
+        ("NOT_LEADER", rack.uri(leader).as_str())
+    );
+    let status = rack.admin(standby).await.get_rack(wire::GetRackRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let mut health = HealthClient::new(rack.connect(standby).await);
+    for (service, expected) in
+        [("", ServingStatus::Serving), ("tarn.v1.Scheduler", ServingStatus::NotServing)]
+    {
+        let checked = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
+        assert_eq!(checked.into_inner().status(), expected, "{service}");
+    }
+}
+
+/// The paused manager does not notice that another one was elected until it continues.
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_leader_changes_nothing_when_it_continues() {
+    let mut rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let first = rack.wait_for_leader().await;
+    reserve(&rack, "a").await;
+    let mut scheduler = rack.scheduler(first).await;
+    let mut admin = rack.admin(first).await;
+    rack.signal_manager(first, Signal::STOP);
+    // These requests wait in the socket of the paused manager.
+    let release = tokio::spawn(async move {
+        scheduler
+            .release(wire::ReleaseRequest { target: tests::rack::vm_ref("a"), ..Default::default() })
+            .await
+    });
+    let list =
+        tokio::spawn(async move { admin.list_reservations(wire::ListReservationsRequest::default()).await });
+    rack.wait_for_leader_after(Some(first)).await;
+    reserve(&rack, "b").await;
+    rack.signal_manager(first, Signal::CONT);
+    assert!(!rack.wait_for_end(first), "the manager ended without an error");
+    assert!(release.await.unwrap().is_err(), "the earlier leader released a reservation");
+    if let Ok(reservations) = list.await.unwrap() {
+        panic!("the earlier leader answered a read: {reservations:?}");
+    }
+    assert_eq!(vms(&rack), ["a", "b"]);
+    let log = rack.read_log(&format!("m{first}"));
+    assert!(log.contains("another pool-manager may be the leader now"), "{log}");
+    reserve(&rack, "c").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_leader_hands_over_at_once() {
+    let mut rack = ElectedRack::start(1, 2, 30).await;
+    let first = rack.wait_for_leader().await;
+    reserve(&rack, "a").await;
+    let started = Instant::now();
+    rack.signal_manager(first, Signal::TERM);
+    assert!(rack.wait_for_end(first), "the manager failed\n{}", rack.logs());
+    assert_eq!(rack.wait_for_leader().await, 1 - first);
+    assert!(started.elapsed() < Duration::from_secs(25), "the standby waited for the end of the lease");
+    assert_eq!(vms(&rack), ["a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn store_moves_to_etcd_and_back() {
+    let mut rack = ElectedRack::new(1, 1, LEASE_S);
+    let etcd = rack.etcd_store("/tarn");
+    let moved = rack.etcd_store("/racks/moved");
+    rack.start_manager(0);
+    rack.wait_for_leader().await;
+    rack.start_agent();
+    reserve(&rack, "a").await;
+    let mut vm = rack.start_vm("a");
+    wait_for_line(&mut vm);
+    let folder = rack.dir().join("state").display().to_string();
+    for (step, store) in [moved.as_str(), folder.as_str(), etcd.as_str()].into_iter().enumerate() {
+        rack.signal_manager(0, Signal::TERM);
+        assert!(rack.wait_for_end(0));
+        let backup = rack.dir().join(format!("backup-{step}")).display().to_string();
+        let (ok, output) = rack.run_pool_manager(0, &["backup", "--to", &backup]);
+        assert!(ok, "{output}");
+        rack.write_config(0, store, "");
+        let (ok, output) = rack.run_pool_manager(0, &["restore", "--from", &backup]);
+        assert_eq!(ok, store != etcd, "a store with a rack must be replaced only with --force: {output}");
+        if !ok {
+            assert!(output.contains("is an existing store: use --force"), "{output}");
+            let (ok, output) = rack.run_pool_manager(0, &["restore", "--force", "--from", &backup]);
+            assert!(ok && output.contains("the previous store is now "), "{output}");
+        }
+        let (ok, output) = rack.run_pool_manager(0, &["check"]);
+        assert!(ok, "{output}");
+        rack.start_manager(0);
+        rack.wait_for_leader().await;
+        rack.wait_for_host().await;
+        assert_eq!(vms(&rack), ["a"]);
+        wait_for_free_slices(&rack).await; // slices are quarantined until the host has reported
+        reserve(&rack, &format!("after-{step}")).await;
+        rack.tarn_output(&["release", &format!("after-{step}")]);
+    }
+    assert!(vm.try_wait().unwrap().is_none(), "the VM ended");
+    vm.kill().unwrap();
+    vm.wait().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_stores_in_etcd_are_rejected() {
+    let rack = ElectedRack::new(1, 2, LEASE_S);
+    let start_error = |manager: usize| {
+        let (ok, output) = rack.run_pool_manager(manager, &["serve"]);
+        assert!(!ok, "the manager started: {output}");
+        output
+    };
+    let (ok, output) = rack.run_pool_manager(0, &["init"]);
+    assert!(!ok && output.contains("already contains rack"), "{output}");
+
+    rack.write_config(1, &rack.etcd_store("/empty"), "");
+    let output = start_error(1);
+    assert!(output.contains("contains no rack, but its directory belongs to a rack"), "{output}");
+    let (ok, output) = rack.run_pool_manager(1, &["init"]);
+    assert!(!ok && output.contains("restore a backup"), "{output}");
+
+    let config =
+        std::fs::read_to_string(rack.config_path(1)).unwrap().replace("\"state\"", "\"other-state\"");
+    std::fs::write(rack.config_path(1), &config).unwrap();
+    let output = start_error(1);
+    assert!(
+        output.contains("no store at etcd:/empty: it contains no rack: correct manager.store"),
+        "{output}"
+    );
+    let nested = config.replace("/empty", "/tarn/emc/x");
+    std::fs::write(rack.config_path(1), &nested).unwrap();
+    let (ok, output) = rack.run_pool_manager(1, &["init"]);
+    assert!(
+        !ok && output.contains("the prefix of store etcd:/tarn/emc/x is in use: key /tarn/head"),
+        "{output}"
+    );
+    std::fs::write(rack.config_path(1), &config).unwrap();
+    let (ok, output) = rack.run_pool_manager(1, &["init"]);
+    assert!(ok, "{output}");
+    let outer = config.replace("/empty\"", "/\"");
+    std::fs::write(rack.config_path(1), outer).unwrap();
+    assert!(start_error(1).contains("manager.store = "), "a prefix must have a name");
+
+    // The folder belongs to the rack with prefix /empty.
+    let other = config.replace("/empty", "/tarn");
+    std::fs::write(rack.config_path(1), other).unwrap();
+    let output = start_error(1);
+    assert!(
+        output.contains("other-state/rack-uuid contains rack ") && output.contains("the rack of etcd:/tarn"),
+        "{output}"
+    );
+}
