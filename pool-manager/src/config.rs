@@ -85,6 +85,15 @@ impl Manager {
         if self.etcd.is_some() { "manager.state_dir" } else { "manager.store" }
     }
 
+    /// Returns [`Self::listen`] as a URI.
+    pub fn listen_uri(&self, has_tls: bool) -> String {
+        match &self.listen {
+            Listen::Tcp(address) if has_tls => format!("https://{address}"),
+            Listen::Tcp(address) => format!("http://{address}"),
+            Listen::Unix(_) => self.listen.to_string(),
+        }
+    }
+
     /// Returns the value of `manager.store`: a path, or an address of etcd.
     pub fn store(&self) -> String {
         match &self.etcd {

@@ -371,6 +371,14 @@ impl Handle {
         })
     }
 
+    /// Raises the alarm of the rack with this reason, or ends it if `message` is `None`.
+    ///
+    /// # Errors
+    /// [`DriverError::Stopping`] if the manager is stopping.
+    pub fn set_alarm(&self, reason: &'static str, message: Option<String>) -> Result<(), DriverError> {
+        self.0.change(|core, when| core.manager.set_rack_alarm(when, reason, message))
+    }
+
     /// Registers the connection of an agent. Messages for the agent are sent to `outbox`. Also returns
     /// whether the manager accepted the agent; otherwise, the outbox receives the reason.
     ///

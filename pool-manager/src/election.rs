@@ -1,14 +1,15 @@
 //! Election of the manager that serves requests, if the ledger is in etcd. The other managers wait as standbys.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use ::etcd::{
     Error,
-    election::{Candidate, Leadership, Observation},
+    election::{Candidate, Leadership, LeadershipEnd, Observation},
+    messages::{RangeRequest, TxnRequest, is_created_in, prefix_end, put_with_lease},
 };
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinHandle};
-use units::{FencingToken, Ns};
+use units::{FencingToken, Ns, limits::MANAGERS_MAX};
 
 use crate::{
     device::DeviceLeader,
@@ -44,8 +45,17 @@ pub struct Election {
 pub struct Leader {
     cluster: Cluster,
     leadership: Arc<Leadership>,
-    /// Task that renews the lease, and ends with the reason for which it cannot.
-    renewal: JoinHandle<Error>,
+    /// Task that renews the lease until this manager must stop.
+    renewal: JoinHandle<LeadershipEnd>,
+}
+
+/// Reason for which a leader must stop.
+#[derive(Debug)]
+pub enum LeaderEnd {
+    /// An operator has requested that another manager takes over. The lease is still renewed.
+    HandOver,
+    /// Another manager may have taken over.
+    Lost(StoreError),
 }
 
 /// Result of an election, for the parts of the elected manager; cheap to clone.
@@ -92,6 +102,14 @@ impl ElectedManager {
         EtcdStore::replace(self.cluster.clone(), &self.leadership)
     }
 
+    /// Returns all running managers, and whether each is the leader.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`].
+    pub async fn list(&self) -> Result<Vec<(ManagerEntry, bool)>, StoreError> {
+        list(&self.cluster).await
+    }
+
     /// Returns the location of the store, for messages.
     pub fn location(&self) -> PathBuf {
         self.cluster.location()
@@ -117,6 +135,8 @@ impl Election {
             client: cluster.client().clone(),
             leader_key: cluster.leader_key(),
             own_key: cluster.manager_key(&entry.name),
+            hand_over_key: cluster.hand_over_key(),
+            name: entry.name.clone().into_bytes(),
             value: entry.encode(),
             ttl: lease.as_duration(),
         };
@@ -190,11 +210,19 @@ impl Leader {
         ElectedManager { cluster: self.cluster.clone(), leadership: Arc::clone(&self.leadership) }
     }
 
-    /// Waits until this manager is not the leader any more, and returns the reason.
-    pub async fn wait_until_lost(&mut self) -> StoreError {
+    /// Waits until this manager must stop, and returns the reason.
+    pub async fn wait_for_end(&mut self) -> LeaderEnd {
         match (&mut self.renewal).await {
-            Ok(cause) => self.cluster.error("renew the lease of", cause),
-            Err(_) => StoreError::NotLeader { path: self.cluster.location() },
+            Ok(LeadershipEnd::Lost(cause)) => {
+                LeaderEnd::Lost(self.cluster.error("renew the lease of", cause))
+            }
+            Ok(LeadershipEnd::HandOver) => {
+                let leadership = Arc::clone(&self.leadership);
+                self.renewal =
+                    self.cluster.spawn(async move { LeadershipEnd::Lost(leadership.keep().await) });
+                LeaderEnd::HandOver
+            }
+            Err(_) => LeaderEnd::Lost(StoreError::NotLeader { path: self.cluster.location() }),
         }
     }
 
@@ -216,4 +244,69 @@ impl Drop for Leader {
     fn drop(&mut self) {
         self.renewal.abort();
     }
+}
+
+/// Request that a certain manager takes over. It ends after its time limit, so that a forgotten request does not
+/// prevent elections.
+#[derive(Debug)]
+pub struct HandOver {
+    cluster: Cluster,
+    lease: i64,
+}
+
+impl HandOver {
+    /// Requests that the manager `next` takes over.
+    ///
+    /// # Errors
+    /// [`StoreError::Etcd`], or [`StoreError::TransferInProgress`] if another request has not ended.
+    pub async fn request(cluster: &Cluster, next: &str, timeout: Duration) -> Result<Self, StoreError> {
+        let failed = |cause| cluster.error("request the transfer of", cause);
+        let (lease, _) = cluster.client().grant_lease(timeout).await.map_err(failed)?;
+        let key = cluster.hand_over_key();
+        let request = TxnRequest {
+            compare: vec![is_created_in(key.clone(), 0)],
+            success: vec![put_with_lease(key, next.as_bytes().to_vec(), lease)],
+            failure: Vec::new(),
+        };
+        let hand_over = Self { cluster: cluster.clone(), lease };
+        if cluster.client().txn(request).await.map_err(failed)?.succeeded {
+            return Ok(hand_over);
+        }
+        hand_over.withdraw().await;
+        Err(StoreError::TransferInProgress { path: cluster.location() })
+    }
+
+    /// Ends the request.
+    pub async fn withdraw(self) {
+        if let Err(error) = self.cluster.client().revoke_lease(self.lease).await {
+            tracing::warn!(
+                error = units::chain(&error),
+                "cannot end the request for a transfer: it ends later"
+            );
+        }
+    }
+}
+
+/// Returns all running managers of a cluster, sorted by name, and whether each is the leader.
+///
+/// # Errors
+/// [`StoreError::Etcd`].
+pub async fn list(cluster: &Cluster) -> Result<Vec<(ManagerEntry, bool)>, StoreError> {
+    let prefix = cluster.manager_key("");
+    let all = RangeRequest {
+        range_end: prefix_end(&prefix),
+        key: prefix,
+        limit: i64::try_from(MANAGERS_MAX).unwrap_or(i64::MAX),
+        ..RangeRequest::default()
+    };
+    let leader = RangeRequest { key: cluster.leader_key(), ..RangeRequest::default() };
+    let client = cluster.client().clone();
+    let read = async move { Ok::<_, Error>((client.range(leader).await?, client.range(all).await?)) };
+    let read = cluster.spawn(read).await.expect("a call to etcd does not panic");
+    let (leader, all) = read.map_err(|cause| cluster.error("list the managers of", cause))?;
+    let lease = leader.kvs.first().map(|entry| entry.lease);
+    let managers = all.kvs.iter();
+    Ok(managers
+        .filter_map(|entry| Some((ManagerEntry::decode(&entry.value)?, Some(entry.lease) == lease)))
+        .collect())
 }

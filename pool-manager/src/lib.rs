@@ -15,6 +15,7 @@ pub mod forecasts;
 pub mod hex;
 pub mod host_reports;
 pub mod ledger_store;
+pub mod managers;
 pub mod metrics;
 pub mod monitor;
 pub mod offline;

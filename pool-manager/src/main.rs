@@ -49,6 +49,15 @@ enum Command {
         #[arg(long)]
         to: PathBuf,
     },
+    /// Let another manager take over from the leader. The leader completes its requests first. Requires a store in
+    /// etcd.
+    Transfer {
+        #[command(flatten)]
+        rack: RackArg,
+        /// Name of the manager that must take over [default: the first standby].
+        #[arg(long)]
+        to: Option<String>,
+    },
     /// Restore the store from a backup. Every slice is quarantined until its hosts have reported
     /// their state.
     Restore {
@@ -99,6 +108,7 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
         Command::Init { rack } => offline::init(&rack.config)?,
         Command::Check { rack } => offline::check(&rack.config)?,
         Command::Backup { rack, to } => offline::backup(&rack.config, &to)?,
+        Command::Transfer { rack, to } => offline::transfer(&rack.config, to.as_deref())?,
         Command::Restore { rack, from, force } => offline::restore(&rack.config, &from, force)?,
     }
     Ok(())

@@ -94,6 +94,10 @@ pub struct Metrics {
     emc_up: Family<EmcLabel, Gauge>,
     alarms: Family<AlarmLabel, Gauge>,
     revision: Gauge,
+    /// Number of other managers that can take over.
+    pub standbys: Gauge,
+    /// Duration of the calls to etcd with which the leader observes the other managers, in seconds.
+    pub etcd_call_seconds: Histogram,
 }
 
 /// Label of metrics about one EMC.
@@ -220,6 +224,8 @@ impl Default for Metrics {
             emc_up: Family::default(),
             alarms: Family::default(),
             revision: Gauge::default(),
+            standbys: Gauge::default(),
+            etcd_call_seconds: seconds_histogram(),
         };
         metrics.register();
         metrics
@@ -287,6 +293,12 @@ impl Metrics {
             "Revision of the ledger: number of durable changes",
             self.revision.clone(),
         );
+        let leader = Gauge::<i64>::default();
+        leader.set(1);
+        r.register("manager_leader", "1 if this manager serves requests, 0 if it is a standby", leader);
+        r.register("manager_standbys", "Other managers that can take over", self.standbys.clone());
+        let help = "Time in which etcd lists the managers; only if the ledger is in etcd";
+        r.register_with_unit("etcd_call", help, Unit::Seconds, self.etcd_call_seconds.clone());
     }
 
     /// Counts a dropped sample of a VM.

@@ -1,4 +1,5 @@
-//! Commands that run without a running manager: init, check, backup and restore.
+//! Commands of `pool-manager` other than `serve`: init, check, backup and restore run without a running manager, and
+//! transfer lets another manager take over.
 
 use std::{
     os::unix::fs::MetadataExt as _,
@@ -86,6 +87,17 @@ pub enum OfflineError {
         /// Name and address of the manager that was elected.
         leader: String,
     },
+    /// The ledger is not in etcd, so that there is only one manager.
+    #[error("{}: manager.store = {store}: must be in etcd (etcd://HOST:PORT) for a transfer", path.display())]
+    OnlyManager {
+        /// Configuration file.
+        path: PathBuf,
+        /// Value of `manager.store`.
+        store: String,
+    },
+    /// No manager can take over.
+    #[error("cannot transfer the leadership: {0}")]
+    Transfer(String),
     /// The store contains invalid entries.
     #[error(
         "store {place}: {invalid} entries are invalid ({errors}): restore a backup with `pool-manager restore`"
@@ -271,6 +283,20 @@ pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError
         println!("the previous store is now {}", replaced.display());
     }
     println!("every slice is quarantined until its hosts have reported");
+    Ok(())
+}
+
+/// Lets the manager `to`, or the first standby, take over from the leader.
+///
+/// # Errors
+/// [`OfflineError`] if there is no such standby, or it does not take over in time.
+pub fn transfer(path: &Path, to: Option<&str>) -> Result<(), OfflineError> {
+    let config = Config::load(path)?;
+    let Some(etcd) = &config.manager.etcd else {
+        return Err(OfflineError::OnlyManager { path: path.to_owned(), store: config.manager.store() });
+    };
+    let leader = etcd::transfer(path, etcd, to)?;
+    println!("{} at {} is now the leader", leader.name, leader.address);
     Ok(())
 }
 

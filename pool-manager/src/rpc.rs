@@ -24,6 +24,7 @@ use crate::{
     config::RehomePolicy,
     driver::{Handle, WatchService},
     forecasts::Forecasts,
+    managers::Managers,
     metrics::Metrics,
     monitor::Monitor,
     role::Role,
@@ -53,6 +54,8 @@ pub struct ServiceContext {
     pub rehome: watch::Receiver<RehomePolicy>,
     /// Becomes `true` when the manager is stopping, so that streams end.
     pub stopping: watch::Receiver<bool>,
+    /// Managers of the rack.
+    pub managers: Managers,
     /// Folder for temporary files.
     pub folder: Arc<Path>,
     /// Limits backups to one at a time.

@@ -39,10 +39,11 @@ use units::limits::{
 use crate::{
     config::{Config, ConfigError, Listen, RehomePolicy, changed_immutable_settings},
     driver::{self, DriverError, Handle, InitialState},
-    election::Leader,
+    election::{ElectedManager, Leader, LeaderEnd, ManagerEntry},
     etcd_connection::EtcdConnectionError,
     forecasts::{self, Forecasts},
-    metrics::{Metrics, MetricsSnapshot},
+    managers::{self, Managers},
+    metrics::Metrics,
     monitor::Monitor,
     records::LoadError,
     rpc::{
@@ -62,6 +63,7 @@ use crate::{
     tokens::{NewTokenFiles, TokenError, Tokens},
 };
 
+mod http;
 mod standby;
 
 /// Time limit for each step of stopping the manager.
@@ -157,8 +159,17 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let opened = store_folder::open(&config.manager.folder, &path)?;
     let (access, new_tokens) = AccessControl::load(&path, &config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
-    let signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
-    serve_ledger(&path, config, opened, &access, signals, None).await
+    let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
+    serve_ledger(&path, config, opened, &access, &mut signals, None).await.map(drop)
+}
+
+/// Reason for which a manager has stopped serving requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// Another manager takes over on request of an operator.
+    HandOver,
 }
 
 /// Serves requests from an open store until the manager stops. `leader` is set if other managers can take over.
@@ -167,9 +178,9 @@ async fn serve_ledger(
     config: Config,
     opened: OpenedStore,
     access: &AccessControl,
-    signals: Signals,
+    signals: &mut Signals,
     mut leader: Option<Leader>,
-) -> Result<(), ServeError> {
+) -> Result<Stop, ServeError> {
     let OpenedStore { store, meta, records, restored } = opened;
     let metrics = Arc::new(Metrics::default());
     let mut contents = store.snapshot()?;
@@ -185,7 +196,7 @@ async fn serve_ledger(
     let result = serve_rack(path, config, rack, access, signals, leader.as_mut()).await;
     handle.close();
     let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
-    if let (Some(leader), Ok(())) = (leader, &result) {
+    if let (Some(leader), Ok(_)) = (leader, &result) {
         leader.resign().await;
     }
     tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
@@ -235,10 +246,11 @@ async fn serve_rack(
     config: Config,
     rack: LoadedRack,
     access: &AccessControl,
-    mut signals: Signals,
+    signals: &mut Signals,
     leader: Option<&mut Leader>,
-) -> Result<(), ServeError> {
+) -> Result<Stop, ServeError> {
     let LoadedRack { handle, stored, metrics } = rack;
+    let elected = leader.as_ref().map(|leader| leader.elected());
     configure(path, &handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
     let (rehome, rehome_receiver) = watch::channel(config.qos.rehome);
@@ -247,7 +259,7 @@ async fn serve_rack(
     let forecasts = Arc::new(forecasts);
     let shares = Arc::new(Shares::new(stored.weights, handle.clone()));
     remove_departed_hosts(&shares).await;
-    let outcome_log = tokio::spawn(Arc::clone(&forecasts).run_outcome_log());
+    let mut tasks = vec![tokio::spawn(Arc::clone(&forecasts).run_outcome_log())];
     let (stop, stopping) = watch::channel(false);
     let monitor = Monitor::start(forecasts.clone(), handle.clone(), metrics.clone(), rehome_receiver.clone());
     let shared = ServiceContext {
@@ -260,48 +272,78 @@ async fn serve_rack(
         metrics: Arc::clone(&metrics),
         policy: policy_receiver,
         stopping: stopping.clone(),
+        managers: rack_managers(&config, elected.clone()),
         folder: config.manager.folder.as_path().into(),
         backups: Arc::new(Semaphore::new(1)),
         started_unix_ms: now_unix_ms(),
     };
+    if let Some((elected, etcd)) = elected.zip(config.manager.etcd.as_ref()) {
+        let lease = etcd.lease.as_duration();
+        tasks.push(tokio::spawn(managers::observe(elected, handle.clone(), Arc::clone(&metrics), lease)));
+    }
     let server = start_server(build_router(shared.clone()).await, &config, access, stopping.clone())?;
-    let exporter = match config.manager.metrics_listen {
-        Some(address) => Some(start_exporter(address, shared, stopping).await?),
-        None => None,
-    };
+    if let Some(address) = config.manager.metrics_listen {
+        tasks.push(http::start(address, shared, stopping).await?);
+    }
     tracing::info!(listen = %config.manager.listen, store = config.manager.store(), "pool-manager ready");
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("serving requests")]);
-    let watchdog = tokio::spawn(run_watchdog(handle.clone()));
-
+    tasks.push(tokio::spawn(run_watchdog(handle.clone())));
     let targets = ReloadTargets { policy, rehome, settings, shares };
     let result = tokio::select! {
-        () = reload_until_stopped(path, config, &handle, access, &targets, &mut signals) => Ok(()),
-        cause = wait_until_lost(leader) => Err(ServeError::NotLeader(cause)),
+        () = reload_until_stopped(path, config, &handle, access, &targets, signals) => Ok(Stop::Signal),
+        end = wait_for_end(leader) => match end {
+            LeaderEnd::HandOver => Ok(Stop::HandOver),
+            LeaderEnd::Lost(cause) => Err(ServeError::NotLeader(cause)),
+        },
     };
 
-    tracing::info!("pool-manager stopping");
-    notify_systemd(&[NotifyState::Stopping]);
-    let _ = stop.send(true); // fails only if the servers have ended
-    watchdog.abort();
-    if result.is_ok() {
-        wait_for_server_end(server).await;
-    } else {
-        server.abort(); // clients must not wait for this manager
-    }
-    outcome_log.abort();
-    if let Some(exporter) = exporter {
-        exporter.abort();
-    }
+    stop_services(&result, &stop, server, tasks).await;
     if result.is_ok() {
         forecasts.flush().await; // writes the last queued outcomes
     }
     result
 }
 
-/// Waits until the leader has lost the election; forever if there are no other managers.
-async fn wait_until_lost(leader: Option<&mut Leader>) -> StoreError {
+/// Stops the gRPC server and all tasks. Requests are completed unless another manager may be the leader.
+async fn stop_services(
+    result: &Result<Stop, ServeError>,
+    stop: &watch::Sender<bool>,
+    server: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
+) {
+    tracing::info!("pool-manager stopping");
+    if !matches!(result, Ok(Stop::HandOver)) {
+        notify_systemd(&[NotifyState::Stopping]);
+    }
+    let _ = stop.send(true); // fails only if the servers have ended
+    if result.is_ok() {
+        wait_for_server_end(server).await;
+    } else {
+        server.abort(); // clients must not wait for this manager
+    }
+    tasks.iter().for_each(JoinHandle::abort);
+}
+
+/// Returns the managers of the rack: this one, or those in etcd.
+fn rack_managers(config: &Config, elected: Option<ElectedManager>) -> Managers {
+    elected.map_or_else(
+        || {
+            let machine = rustix::system::uname();
+            Managers::Only(ManagerEntry {
+                name: machine.nodename().to_string_lossy().into_owned(),
+                address: config.manager.listen_uri(config.tls.is_some()),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                started_unix_ms: now_unix_ms(),
+            })
+        },
+        Managers::Elected,
+    )
+}
+
+/// Waits until the leader must stop; forever if there are no other managers.
+async fn wait_for_end(leader: Option<&mut Leader>) -> LeaderEnd {
     match leader {
-        Some(leader) => leader.wait_until_lost().await,
+        Some(leader) => leader.wait_for_end().await,
         None => std::future::pending().await,
     }
 }
@@ -560,33 +602,6 @@ fn listen(config: &Config) -> Result<Listener, ServeError> {
 
 async fn wait_until_stopping(mut stopping: watch::Receiver<bool>) {
     drop(stopping.wait_for(|stop| *stop).await);
-}
-
-/// Starts the HTTP server for Prometheus.
-async fn start_exporter(
-    address: std::net::SocketAddr,
-    shared: ServiceContext,
-    stopping: watch::Receiver<bool>,
-) -> Result<JoinHandle<()>, ServeError> {
-    let failed = io_error("listen on", format!("manager.metrics_listen {address}"));
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let page = move || {
-        let shared = shared.clone();
-        async move {
-            let metrics = Arc::clone(&shared.metrics);
-            let snapshot = shared.driver.read(|manager, _| MetricsSnapshot::of(manager));
-            let snapshot = snapshot.map_err(|error| error.to_string())?;
-            let text = metrics.page(&snapshot).map_err(|error| error.to_string())?;
-            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text))
-        }
-    };
-    let app = axum::Router::new().route("/metrics", axum::routing::get(page));
-    let stopped = wait_until_stopping(stopping);
-    Ok(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stopped).await {
-            tracing::error!(%error, "metrics server ended");
-        }
-    }))
 }
 
 /// Sends watchdog notifications to systemd, if it requires them, while the ledger's thread makes

@@ -264,6 +264,12 @@ pub enum StoreError {
         /// Prefix of the store's keys.
         path: PathBuf,
     },
+    /// Another transfer of the leadership has not ended.
+    #[error("another transfer of the leadership of store {} is in progress: try again later", path.display())]
+    TransferInProgress {
+        /// Prefix of the store's keys.
+        path: PathBuf,
+    },
     /// The log in etcd was written by another transaction than the last one of this manager.
     #[error("store {} was changed by another program, or by an earlier write of this manager", path.display())]
     Changed {

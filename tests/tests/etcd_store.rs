@@ -53,6 +53,8 @@ fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
         client: cluster.client().clone(),
         leader_key: cluster.leader_key(),
         own_key: cluster.manager_key(&format!("m{}", MANAGERS.fetch_add(1, Ordering::Relaxed))),
+        hand_over_key: cluster.hand_over_key(),
+        name: b"manager".to_vec(),
         value: b"manager".to_vec(),
         ttl,
     };

@@ -135,6 +135,81 @@ async fn stopped_leader_hands_over_at_once() {
     assert_eq!(vms(&rack), ["a"]);
 }
 
+/// Clients reserve slices during two transfers, and repeat only calls that the manager rejected as a standby.
+#[tokio::test(flavor = "multi_thread")]
+async fn transfer_completes_all_requests() {
+    let rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let first = rack.wait_for_leader().await;
+    let (ok, output) = rack.run_pool_manager(0, &["transfer", "--to", "other"]);
+    assert!(!ok && output.contains("manager \"other\" does not run; running managers: m0, m1"), "{output}");
+    let (ok, output) = rack.run_pool_manager(0, &["transfer", "--to", &format!("m{first}")]);
+    assert!(!ok && output.contains(&format!("m{first} is already the leader")), "{output}");
+    let names: Vec<String> = (0..8).map(|vm| format!("vm-{vm}")).collect();
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = names
+            .chunks(4)
+            .map(|names| {
+                let rack = &rack;
+                scope.spawn(move || {
+                    for vm in names {
+                        let request = format!("request-{vm}");
+                        let arguments = [
+                            "reserve",
+                            "--host",
+                            "h0",
+                            "--vm",
+                            vm,
+                            "--pool",
+                            "1GiB",
+                            "--request-id",
+                            &request,
+                        ];
+                        let started = Instant::now();
+                        loop {
+                            let output = rack.tarn(&arguments);
+                            if output.status.success() {
+                                break;
+                            }
+                            assert_eq!(output.status.code(), Some(6), "{output:?}"); // not ready: repeat the request
+                            assert!(started.elapsed() < Duration::from_secs(60), "{output:?}");
+                        }
+                    }
+                })
+            })
+            .collect();
+        for transfer in 1..=2 {
+            let next = (first + transfer) % 2;
+            let (ok, output) = rack.run_pool_manager(0, &["transfer"]);
+            assert!(ok && output.contains(&format!("m{next} at ")), "{output}\n{}", rack.logs());
+        }
+        clients.into_iter().for_each(|client| client.join().expect("the client succeeds"));
+    });
+    assert_eq!(vms(&rack), names);
+    let managers = rack.tarn_output(&["get", "managers"]);
+    let roles: Vec<_> = managers.lines().skip(1).map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(
+        roles,
+        if first == 0 { [Some("leader"), Some("standby")] } else { [Some("standby"), Some("leader")] }
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_standby_raises_an_alarm() {
+    let mut rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let first = rack.wait_for_leader().await;
+    rack.kill_manager(1 - first);
+    let wait_for_alarm = async |rack: &ElectedRack, expected: bool| {
+        let started = Instant::now();
+        while rack.tarn_output(&["get", "alarms"]).contains("NO_STANDBY") != expected {
+            assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    wait_for_alarm(&rack, true).await;
+    rack.start_manager(1 - first);
+    wait_for_alarm(&rack, false).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn store_moves_to_etcd_and_back() {
     let mut rack = ElectedRack::new(1, 1, LEASE_S);

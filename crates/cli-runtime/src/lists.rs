@@ -16,6 +16,11 @@ pub async fn emcs(manager: &Connection) -> Result<Vec<v1::Emc>, Failure> {
     Ok(manager.call(manager.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
 }
 
+/// Requests all running managers of the rack.
+pub async fn managers(manager: &Connection) -> Result<Vec<v1::Manager>, Failure> {
+    Ok(manager.call(manager.admin().list_managers(v1::ListManagersRequest {})).await?.managers)
+}
+
 /// Requests the summary of the rack.
 pub async fn rack(manager: &Connection) -> Result<v1::Rack, Failure> {
     manager.call(manager.admin().get_rack(v1::GetRackRequest {})).await

@@ -178,6 +178,9 @@ pub enum Resource {
     /// List reservations, each the memory of one VM
     #[command(visible_alias = "reservation")]
     Reservations(ReservationFilter),
+    /// List the running managers of the rack: the leader and its standbys
+    #[command(visible_alias = "manager")]
+    Managers,
     /// List VMs with pool memory, and the verdict of the monitor: fine, watch (suspected slowdown),
     /// migrate (slowed down beyond the margin) or unknown (not sampled)
     #[command(visible_alias = "vm")]

@@ -16,6 +16,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
             Some(name) => print::one(format, &emc(manager, name.into()).await?),
             None => print_list::<_, view::Emc>(format, lists::emcs(manager).await?),
         },
+        Resource::Managers => print_list::<_, view::Manager>(format, lists::managers(manager).await?),
         Resource::Hosts(filter) => match filter.name {
             Some(name) => print::one(format, &host(manager, name.into()).await?),
             None => print_list::<_, view::Host>(format, lists::hosts(manager).await?),

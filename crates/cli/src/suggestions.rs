@@ -117,6 +117,7 @@ impl Names {
             | Resource::Slices(_)
             | Resource::Migrations(_)
             | Resource::Models
+            | Resource::Managers
             | Resource::Alarms(_) => Self::default(),
         }
     }

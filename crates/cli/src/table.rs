@@ -4,8 +4,8 @@ use cli_runtime::table::SizeUnit;
 pub(crate) use cli_runtime::table::{Column, Row, col, details, format_timestamp, percent, rows, size, wide};
 
 use crate::view::{
-    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Rehome, Reservation, Slice,
-    SliceDetail, TargetResult, ValidationResult, Vm,
+    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Manager, Migration, Plan, Rack, Rehome, Reservation,
+    Slice, SliceDetail, TargetResult, ValidationResult, Vm,
 };
 
 /// Formats a size in MiB, because sizes of tenants are rarely whole GiB.
@@ -216,6 +216,16 @@ impl Row for HostCapacity {
 
 fn format_free_slices(host: &HostCapacity) -> String {
     join_or_dash(&host.emcs.iter().map(|e| format!("{}:{}", e.emc, e.free_slices)).collect::<Vec<_>>())
+}
+
+impl Row for Manager {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("NAME", |m| m.name.clone()),
+        col("ROLE", |m| m.role.to_owned()),
+        col("ADDRESS", |m| m.address.clone()),
+        col("VERSION", |m| m.version.clone()),
+        col("STARTED", |m| format_timestamp(m.started_unix_ms)),
+    ];
 }
 
 impl Row for Migration {

@@ -216,6 +216,29 @@ pub(crate) struct EmcCapacity {
     pub(crate) slices: u32,
 }
 
+/// Manager as printed by `tarn get managers`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Manager {
+    pub(crate) name: String,
+    /// "leader" or "standby".
+    pub(crate) role: &'static str,
+    pub(crate) address: String,
+    pub(crate) version: String,
+    pub(crate) started_unix_ms: u64,
+}
+
+impl From<v1::Manager> for Manager {
+    fn from(manager: v1::Manager) -> Self {
+        Self {
+            name: manager.name,
+            role: if manager.is_leader { "leader" } else { "standby" },
+            address: manager.address,
+            version: manager.version,
+            started_unix_ms: manager.started_unix_ms,
+        }
+    }
+}
+
 /// Migration request as printed by `tarn get migrations`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Migration {

@@ -4,7 +4,8 @@
 //! [`Leadership::condition`].
 //!
 //! Each process that takes part in the election also has an entry of its own with the same lease, so that the elected
-//! process knows the others.
+//! process knows the others. While a third entry contains the name of one process, only this process can be elected, and
+//! the elected one ends its work.
 
 use std::{
     sync::{
@@ -16,7 +17,7 @@ use std::{
 
 use crate::{
     Client, Error,
-    messages::{Compare, RangeRequest, TxnRequest, get, is_created_in, put_with_lease},
+    messages::{Compare, KeyValue, RangeRequest, TxnRequest, get, is_created_in, put_with_lease},
 };
 
 /// Number of renewals of the lease within its time to live.
@@ -33,6 +34,10 @@ pub struct Candidate {
     pub leader_key: Vec<u8>,
     /// Key of the entry of this process, which no other process uses.
     pub own_key: Vec<u8>,
+    /// Key of the entry with the name of the process that must be elected next. It exists only during a hand-over.
+    pub hand_over_key: Vec<u8>,
+    /// Name of this process.
+    pub name: Vec<u8>,
     /// Value of both entries, such as the address of the process.
     pub value: Vec<u8>,
     /// Time after which the entries of a process that ended or was paused are deleted; at least 2 s.
@@ -66,11 +71,22 @@ struct Lease {
     end: LeaseEnd,
 }
 
+/// Reason for the end of a leadership.
+#[derive(Debug)]
+pub enum LeadershipEnd {
+    /// Another process must be elected. This process must end its work, and then call [`Leadership::resign`].
+    HandOver,
+    /// The lease cannot be renewed, or the entry was deleted. Another process may be elected.
+    Lost(Error),
+}
+
 /// Process that was elected.
 #[derive(Debug)]
 pub struct Leadership {
     client: Client,
     leader_key: Vec<u8>,
+    hand_over_key: Vec<u8>,
+    name: Vec<u8>,
     /// Create revision of the entry.
     token: i64,
     lease: Lease,
@@ -154,38 +170,55 @@ impl Candidate {
             }
             None => lease.insert(Lease::grant(&self.client, self.ttl).await?),
         };
-        if let Some(other) = self.create_entry(&self.own_key, current.id).await?.err() {
-            observe(Observation::KeyInUse(&other));
+        let own = self.create_entry(&self.own_key, current.id, Vec::new()).await?;
+        if let Some(other) = own.filter(|entry| entry.lease != current.id) {
+            observe(Observation::KeyInUse(&other.value));
             return Ok(None);
         }
-        match self.create_entry(&self.leader_key, current.id).await? {
-            Ok(token) => Ok(Some(Leadership {
+        let no_other_next = self.check_hand_over().await?;
+        match self.create_entry(&self.leader_key, current.id, no_other_next).await? {
+            Some(entry) if entry.lease == current.id => Ok(Some(Leadership {
                 client: self.client.clone(),
                 leader_key: self.leader_key.clone(),
-                token,
+                hand_over_key: self.hand_over_key.clone(),
+                name: self.name.clone(),
+                token: entry.create_revision,
                 lease: current.clone(),
                 ttl: self.ttl,
             })),
-            Err(leader) => {
-                observe(Observation::Leader(&leader));
+            Some(leader) => {
+                observe(Observation::Leader(&leader.value));
                 Ok(None)
             }
+            None => Ok(None), // another process must be elected next
         }
     }
 
-    /// Creates an entry with a lease, unless it exists. Returns its create revision, or the value of the entry of
-    /// another process.
-    async fn create_entry(&self, key: &[u8], lease: i64) -> Result<Result<i64, Vec<u8>>, Error> {
+    /// Returns the condition that no other process must be elected next.
+    async fn check_hand_over(&self) -> Result<Vec<Compare>, Error> {
+        let request = RangeRequest { key: self.hand_over_key.clone(), ..RangeRequest::default() };
+        let entries = self.client.range(request).await?.kvs;
+        let is_own = entries.first().is_some_and(|entry| entry.value == self.name);
+        Ok(if is_own { Vec::new() } else { vec![is_created_in(self.hand_over_key.clone(), 0)] })
+    }
+
+    /// Creates an entry with a lease, unless it exists or one of the further conditions does not hold. Returns the
+    /// entry of this or another process, if there is one.
+    async fn create_entry(
+        &self,
+        key: &[u8],
+        lease: i64,
+        mut conditions: Vec<Compare>,
+    ) -> Result<Option<KeyValue>, Error> {
+        conditions.push(is_created_in(key.to_vec(), 0));
         let request = TxnRequest {
-            compare: vec![is_created_in(key.to_vec(), 0)],
+            compare: conditions,
             success: vec![put_with_lease(key.to_vec(), self.value.clone(), lease), get(key.to_vec())],
             failure: vec![get(key.to_vec())],
         };
         let response = self.client.txn(request).await?;
-        let entry = response.entries(usize::from(response.succeeded)).first();
-        let entry = entry.ok_or_else(|| Error::Rejected("it returned no entry".to_owned()))?;
-        // An earlier attempt whose answer was lost may have created the entry.
-        Ok(if entry.lease == lease { Ok(entry.create_revision) } else { Err(entry.value.clone()) })
+        // After an attempt whose answer was lost, the entry may exist with the lease of this process.
+        Ok(response.entries(usize::from(response.succeeded)).first().cloned())
     }
 }
 
@@ -205,34 +238,50 @@ impl Leadership {
         self.lease.end.clone()
     }
 
-    /// Renews the lease until this is no longer possible, and returns the reason.
-    pub async fn hold(&self) -> Error {
+    /// Renews the lease until this process must end its work, and returns the reason.
+    pub async fn hold(&self) -> LeadershipEnd {
         loop {
             let renewed = match self.lease.renew(&self.client).await {
-                Ok(()) => self.check_entry().await,
-                error => error,
+                Ok(()) => self.must_hand_over().await,
+                Err(error) => Err(error),
             };
             let delay = match renewed {
-                Ok(()) => self.ttl / RENEWALS_PER_LEASE,
-                Err(error @ (Error::LeaseNotFound | Error::Deposed)) => return error,
+                Ok(true) => return LeadershipEnd::HandOver,
+                Ok(false) => self.ttl / RENEWALS_PER_LEASE,
+                Err(error @ (Error::LeaseNotFound | Error::Deposed)) => return LeadershipEnd::Lost(error),
                 Err(error) if self.lease.end.is_valid() => {
                     tracing::warn!(%error, "cannot renew the lease of this process");
                     self.ttl / ATTEMPTS_PER_LEASE
                 }
-                Err(error) => return error,
+                Err(error) => return LeadershipEnd::Lost(error),
             };
             tokio::time::sleep(delay).await;
         }
     }
 
-    /// Checks that the entry was not deleted, for example by an operator.
-    async fn check_entry(&self) -> Result<(), Error> {
-        let request = RangeRequest { key: self.leader_key.clone(), ..RangeRequest::default() };
-        let entries = self.client.range(request).await?.kvs;
-        match entries.first() {
-            Some(entry) if entry.create_revision == self.token => Ok(()),
-            _ => Err(Error::Deposed),
+    /// Renews the lease until this is no longer possible, also while another process must be elected.
+    pub async fn keep(&self) -> Error {
+        loop {
+            match self.hold().await {
+                LeadershipEnd::Lost(error) => return error,
+                LeadershipEnd::HandOver => tokio::time::sleep(self.ttl / RENEWALS_PER_LEASE).await,
+            }
         }
+    }
+
+    /// Returns whether another process must be elected. Checks that the entry of this process was not deleted, for
+    /// example by an operator.
+    async fn must_hand_over(&self) -> Result<bool, Error> {
+        let request = TxnRequest {
+            compare: vec![self.condition()],
+            success: vec![get(self.hand_over_key.clone())],
+            failure: Vec::new(),
+        };
+        let response = self.client.txn(request).await?;
+        if !response.succeeded {
+            return Err(Error::Deposed);
+        }
+        Ok(response.entries(0).first().is_some_and(|entry| entry.value != self.name))
     }
 
     /// Ends the lease, so that another process can be elected at once. Must not be called during [`Self::hold`].

@@ -252,6 +252,8 @@ pub struct Manager {
     buffer: SliceBuffer,
     /// Time since which the store's disk has too little space for reservations, wall clock.
     store_low_since: Option<UnixMs>,
+    /// Alarms of the rack that the caller observes, by reason: message and start.
+    rack_alarms: BTreeMap<&'static str, (String, UnixMs)>,
     /// Time of each quarantine since the ledger was loaded, wall clock.
     quarantined_at: BTreeMap<SliceId, UnixMs>,
     /// Time since which a host cannot use one of its attached EMCs, wall clock.
@@ -309,6 +311,7 @@ impl Manager {
             waiting: BTreeMap::new(),
             buffer: SliceBuffer::default(),
             store_low_since: None,
+            rack_alarms: BTreeMap::new(),
             quarantined_at: BTreeMap::new(),
             unusable_emcs_since: BTreeMap::new(),
             leases_expired: 0,

@@ -6,7 +6,7 @@ use std::{fs, path::Path, time::Duration};
 use super::{OfflineError, RestoredStore};
 use crate::{
     config::{Config, Etcd},
-    election::{Election, Leader, ManagerEntry},
+    election::{self, Election, HandOver, Leader, ManagerEntry},
     etcd_connection, records,
     store::{
         Scan,
@@ -20,6 +20,10 @@ use crate::{
 
 /// Time after the end of the lease of an earlier manager in which the command must be elected.
 const ELECTION_MARGIN: Duration = Duration::from_secs(3);
+/// Time in which a leader completes its requests and another manager loads the ledger, in addition to two leases.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which a transfer looks for the new leader.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Name of the temporary copy of a backup in the folder of the manager.
 const COPY_FILE: &str = "restore.partial";
 
@@ -106,4 +110,54 @@ pub(super) fn restore(
         let generation = copy.restore(&mut store, before, unix_seconds, &generation)?;
         Ok(RestoredStore { generation, replaced: saved })
     })
+}
+
+/// Requests that the manager `to`, or the first standby, takes over, and waits for it.
+pub(super) fn transfer(path: &Path, etcd: &Etcd, to: Option<&str>) -> Result<ManagerEntry, OfflineError> {
+    let cluster = connect(path, etcd)?;
+    let (etcd, to, worker) = (etcd.clone(), to.map(str::to_owned), cluster.clone());
+    worker.block_on(async move {
+        let managers = election::list(&cluster).await?;
+        let next = choose_next(&managers, to.as_deref()).map_err(OfflineError::Transfer)?.clone();
+        // The leader completes its requests, and the other manager loads the ledger.
+        let timeout = TRANSFER_TIMEOUT + 2 * etcd.lease.as_duration();
+        let request = HandOver::request(&cluster, &next.name, timeout).await?;
+        let wait = async {
+            loop {
+                let managers = election::list(&cluster).await?;
+                if let Some((leader, _)) =
+                    managers.into_iter().find(|(entry, leads)| *leads && entry.name == next.name)
+                {
+                    return Ok(leader);
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        };
+        let taken_over = tokio::time::timeout(timeout, wait).await;
+        request.withdraw().await;
+        let problem = || format!("{} did not take over within {timeout:?}: see its log", next.name);
+        taken_over.unwrap_or_else(|_| Err(OfflineError::Transfer(problem())))
+    })
+}
+
+/// Returns the standby that must take over.
+fn choose_next<'a>(
+    managers: &'a [(ManagerEntry, bool)],
+    to: Option<&str>,
+) -> Result<&'a ManagerEntry, String> {
+    let names = || managers.iter().map(|(entry, _)| entry.name.as_str()).collect::<Vec<_>>().join(", ");
+    if !managers.iter().any(|(_, is_leader)| *is_leader) {
+        return Err("there is no leader".to_owned());
+    }
+    let chosen = managers.iter().find(|(entry, is_leader)| to.map_or(!is_leader, |to| entry.name == to));
+    match chosen {
+        Some((entry, false)) => Ok(entry),
+        Some((entry, true)) => Err(format!("{} is already the leader", entry.name)),
+        None => Err(match to {
+            Some(to) => {
+                format!("manager {} does not run; running managers: {}", units::QuotedText(to), names())
+            }
+            None => "no other manager of this rack runs".to_owned(),
+        }),
+    }
 }

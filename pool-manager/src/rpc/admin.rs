@@ -25,6 +25,7 @@ use crate::{
     },
     driver::{DriverError, WatchService},
     host_reports::HostReports,
+    store::StoreError,
     write_chunk::WriteChunk,
 };
 
@@ -190,6 +191,17 @@ impl admin_server::Admin for Admin {
             }
         });
         Ok(Response::new(rack.await?))
+    }
+
+    async fn list_managers(
+        &self,
+        request: Request<wire::ListManagersRequest>,
+    ) -> Reply<wire::ListManagersResponse> {
+        self.0.admit_operator(&request)?;
+        let unavailable =
+            |error: StoreError| error_status(Code::Unavailable, "ETCD_UNAVAILABLE", units::chain(&error));
+        let managers = self.0.managers.list().await.map_err(unavailable)?;
+        Ok(Response::new(wire::ListManagersResponse { managers }))
     }
 
     async fn list_hosts(&self, request: Request<wire::ListHostsRequest>) -> Reply<wire::ListHostsResponse> {

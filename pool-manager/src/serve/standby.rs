@@ -27,7 +27,7 @@ use tonic_health::ServingStatus;
 use units::limits::{CALLS_PER_CONNECTION_MAX, SESSION_SILENCE_TIMEOUT};
 
 use super::{
-    AccessControl, STOP_TIMEOUT, ServeError, Signals, load_changed, load_tls_config, notify_systemd,
+    AccessControl, STOP_TIMEOUT, ServeError, Signals, Stop, load_changed, load_tls_config, notify_systemd,
     now_unix_ms, serve_ledger, start_server,
 };
 use crate::{
@@ -46,8 +46,8 @@ use crate::{
 /// Delay between two attempts to reach etcd at the start.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Runs the manager as a standby, and as the leader once it is elected.
-pub(super) async fn serve_from_etcd(path: &Path, mut config: Config, etcd: &Etcd) -> Result<(), ServeError> {
+/// Runs the manager as a standby, and as the leader once it is elected. After a hand-over, it is a standby again.
+pub(super) async fn serve_from_etcd(path: &Path, config: Config, etcd: &Etcd) -> Result<(), ServeError> {
     let in_file = |error| ServeError::Etcd { path: path.to_owned(), error };
     let cluster = etcd_connection::connect(etcd).map_err(in_file)?;
     let entry = ManagerEntry {
@@ -57,9 +57,30 @@ pub(super) async fn serve_from_etcd(path: &Path, mut config: Config, etcd: &Etcd
         started_unix_ms: now_unix_ms(),
     };
     let election = Election::new(cluster, &entry, etcd.lease);
-    let (access, new_tokens) = AccessControl::load(path, &config)?;
+    let mut config = config;
     let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
-    let server = StandbyServer::start(&config, &access, election.leader()).await?;
+    loop {
+        let Some((leader, access)) = wait_as_standby(path, &mut config, &election, &mut signals).await?
+        else {
+            return Ok(());
+        };
+        let opened = open_store(path, &config, &leader).await?;
+        match serve_ledger(path, config, opened, &access, &mut signals, Some(leader)).await? {
+            Stop::Signal => return Ok(()),
+            Stop::HandOver => config = Config::load(path)?, // the leader may have reloaded it
+        }
+    }
+}
+
+/// Rejects calls until this manager is elected. Returns `None` if the manager must stop.
+async fn wait_as_standby(
+    path: &Path,
+    config: &mut Config,
+    election: &Election,
+    signals: &mut Signals,
+) -> Result<Option<(Leader, AccessControl)>, ServeError> {
+    let (access, new_tokens) = AccessControl::load(path, config)?;
+    let server = StandbyServer::start(config, &access, election.leader()).await?;
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("standby")]);
     let watchdog = tokio::spawn(run_watchdog());
     let folder = config.manager.folder.clone();
@@ -68,16 +89,10 @@ pub(super) async fn serve_from_etcd(path: &Path, mut config: Config, etcd: &Etcd
         new_tokens.create()?; // must run after the check: tokens without a ledger mean that the ledger is lost
         Ok(election.campaign().await?)
     };
-    let elected = wait_for_election(path, &mut config, &access, &mut signals, campaign).await;
+    let elected = wait_for_election(path, config, &access, signals, campaign).await;
     watchdog.abort();
     server.stop().await;
-    match elected? {
-        Some(leader) => {
-            let opened = open_store(path, &config, &leader).await?;
-            serve_ledger(path, config, opened, &access, signals, Some(leader)).await
-        }
-        None => Ok(()),
-    }
+    Ok(elected?.map(|leader| (leader, access)))
 }
 
 /// Waits until this manager is elected, and reloads `rack.toml` on SIGHUP. Returns `None` on SIGTERM or SIGINT.
@@ -164,10 +179,11 @@ async fn run_watchdog() {
     }
 }
 
-/// gRPC server of a standby, which rejects all calls except health checks.
+/// gRPC and HTTP servers of a standby. The gRPC server rejects all calls except health checks.
 struct StandbyServer {
     stop: watch::Sender<bool>,
     server: JoinHandle<()>,
+    exporter: Option<JoinHandle<()>>,
 }
 
 impl StandbyServer {
@@ -197,8 +213,12 @@ impl StandbyServer {
             .add_service(Rejecting::<ModelsServer<Models>>::new(&leader))
             .add_service(health_service);
         let (stop, stopping) = watch::channel(false);
-        let server = start_server(router, config, access, stopping)?;
-        Ok(Self { stop, server })
+        let server = start_server(router, config, access, stopping.clone())?;
+        let exporter = match config.manager.metrics_listen {
+            Some(address) => Some(super::http::start_standby(address, stopping).await?),
+            None => None,
+        };
+        Ok(Self { stop, server, exporter })
     }
 
     /// Closes the socket and all connections.
@@ -206,6 +226,10 @@ impl StandbyServer {
         let _ = self.stop.send(true); // fails only if the server has ended
         if tokio::time::timeout(STOP_TIMEOUT, &mut self.server).await.is_err() {
             self.server.abort();
+        }
+        if let Some(exporter) = self.exporter {
+            exporter.abort();
+            let _ = exporter.await; // the address must be free for the leader's server
         }
     }
 }

@@ -7,6 +7,7 @@
 //! ```text
 //! PREFIX/leader               the manager that may write, with its lease
 //! PREFIX/managers/NAME        each running manager, with its lease
+//! PREFIX/transfer             name of the manager that must become the leader, during a transfer
 //! PREFIX/head                 number of the last transaction that appended to the log
 //! PREFIX/log/BATCH PART       part of a batch
 //! PREFIX/applied              number of the last transaction that applied batches
@@ -87,6 +88,11 @@ impl Cluster {
     /// Returns the key of the manager with a name, or with an empty name, the prefix of the keys of all managers.
     pub fn manager_key(&self, name: &str) -> Vec<u8> {
         format!("{}/managers/{name}", self.prefix).into_bytes()
+    }
+
+    /// Returns the key of the name of the manager that must be elected next.
+    pub fn hand_over_key(&self) -> Vec<u8> {
+        format!("{}/transfer", self.prefix).into_bytes()
     }
 
     /// Returns the location of the store, for messages.

@@ -281,6 +281,13 @@ async fn migration_requests_are_listed() {
 ID   REQUESTED             VM   HOST  KIND   STATE  REASON
 m-3  2023-11-14T22:13:20Z  web  h1    drain  open   h1 is draining
 ";
+    assert_output(
+        "get managers",
+        "NAME  ROLE     ADDRESS         VERSION  STARTED\n\
+         a     standby  https://a:9750  0.1.0    2023-11-14T22:13:20Z\n\
+         b     leader   https://b:9750  0.1.0    2023-11-14T22:13:20Z\n",
+    )
+    .await;
     assert_output("get migrations", listed).await;
     assert_output("get migrations web", listed).await;
     assert_output("get migrations other", "ID  REQUESTED  VM  HOST  KIND  STATE  REASON\n").await;

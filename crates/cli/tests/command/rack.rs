@@ -781,6 +781,22 @@ impl Admin for Rack {
         Ok(target_response())
     }
 
+    async fn list_managers(
+        &self,
+        r: Request<v1::ListManagersRequest>,
+    ) -> RpcResult<v1::ListManagersResponse> {
+        self.record_request("ListManagers", r).await?;
+        let manager = |name: &str, is_leader| v1::Manager {
+            name: name.into(),
+            address: format!("https://{name}:9750"),
+            version: "0.1.0".into(),
+            started_unix_ms: 1_700_000_000_000,
+            is_leader,
+        };
+        let managers = vec![manager("a", false), manager("b", true)];
+        Ok(Response::new(v1::ListManagersResponse { managers }))
+    }
+
     async fn list_migrations(
         &self,
         r: Request<v1::ListMigrationsRequest>,

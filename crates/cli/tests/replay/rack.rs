@@ -428,6 +428,13 @@ impl Admin for Rack {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
+    async fn list_managers(
+        &self,
+        _: Request<v1::ListManagersRequest>,
+    ) -> RpcResult<v1::ListManagersResponse> {
+        Err(Status::unimplemented("not implemented by the fake manager"))
+    }
+
     async fn list_migrations(
         &self,
         _: Request<v1::ListMigrationsRequest>,

@@ -151,7 +151,24 @@ impl Manager {
             );
             alarms.push(Alarm { reason: "STORE_LOW_SPACE", subject: Subject::Rack, message, since });
         }
+        alarms.extend(self.rack_alarms.iter().map(|(reason, (message, since))| Alarm {
+            reason,
+            subject: Subject::Rack,
+            message: message.clone(),
+            since: *since,
+        }));
         alarms
+    }
+
+    /// Raises the alarm of the rack with this reason, or ends it if `message` is `None`. An alarm that was raised
+    /// before keeps its start.
+    pub fn set_rack_alarm(&mut self, when: When, reason: &'static str, message: Option<String>) {
+        let before = self.rack_alarms.remove(reason);
+        self.changed |= before.is_some() != message.is_some();
+        if let Some(message) = message {
+            let since = before.map_or(when.wall, |(_, since)| since);
+            self.rack_alarms.insert(reason, (message, since));
+        }
     }
 
     pub(super) fn on_store_space_change(&mut self, when: When, low: bool) {

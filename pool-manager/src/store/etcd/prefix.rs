@@ -7,7 +7,8 @@ use ::etcd::messages::{RangeRequest, prefix_end};
 use super::{Cluster, StoreError, keys::Keys};
 
 /// Names of the keys and folders of a store. A folder ends with a slash.
-const OWN_NAMES: [&str; 8] = ["leader", "managers/", "head", "applied", "log/", "entry/", "chunk/", "emc/"];
+const OWN_NAMES: [&str; 9] =
+    ["leader", "managers/", "transfer", "head", "applied", "log/", "entry/", "chunk/", "emc/"];
 
 impl Cluster {
     /// Checks that all keys with the prefix belong to a store, and that the prefix is not inside that of another store.
