@@ -194,6 +194,13 @@ impl SharedDriver {
         })
     }
 
+    fn fencing_token(&self) -> Result<FencingToken, DriverError> {
+        let generation = self.lock().manager.durable().meta().generation;
+        self.check_lease()?;
+        let only = FencingToken { generation, election: 0 };
+        Ok(self.leader.as_ref().map_or(only, |leader| leader.token(generation)))
+    }
+
     /// Checks that no other manager has become the leader. Must be called after the state was read.
     fn check_lease(&self) -> Result<(), DriverError> {
         let is_valid = self.leader.as_ref().is_none_or(ElectedManager::is_certain);
@@ -306,11 +313,9 @@ impl Handle {
     /// Returns the fencing token of this manager.
     ///
     /// # Errors
-    /// [`DriverError`] as of [`Self::read`].
+    /// [`DriverError::NotLeader`] if another manager may be the leader.
     pub fn fencing_token(&self) -> Result<FencingToken, DriverError> {
-        let generation = self.read(|manager, _| manager.durable().meta().generation)?;
-        let only = FencingToken { generation, election: 0 };
-        Ok(self.0.leader.as_ref().map_or(only, |leader| leader.token(generation)))
+        self.0.fencing_token()
     }
 
     /// Returns the stored decisions about a subject with their sequence numbers, oldest first.

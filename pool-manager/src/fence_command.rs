@@ -11,10 +11,13 @@ use tokio::{
     process::{Child, Command},
     time::timeout,
 };
-use units::{Ns, limits::FENCE_OUTPUT_BYTES_MAX};
+use units::{FencingToken, Ns, limits::FENCE_OUTPUT_BYTES_MAX};
 
 /// Placeholder for the host's name in the fence command.
 pub const HOST_PLACEHOLDER: &str = "{host}";
+/// Environment variable of the fence command with the fencing token of the manager. A device that stores the highest
+/// token can reject a command of a manager that another one has replaced.
+pub const TOKEN_VARIABLE: &str = "TARN_FENCING_TOKEN";
 /// Maximum wait for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -27,16 +30,17 @@ pub struct FenceCommand {
     pub within: Ns,
 }
 
-/// Runs the fence command for a host, and waits until it ends or is killed.
+/// Runs the fence command for a host, and waits until it ends or is killed. The environment variable
+/// [`TOKEN_VARIABLE`] contains the fencing token of the manager.
 ///
 /// # Errors
 /// Returns the reason, for an operator, why the host may still be running.
-pub async fn run(command: &FenceCommand, host: &str) -> Result<(), String> {
+pub async fn run(command: &FenceCommand, host: &str, token: FencingToken) -> Result<(), String> {
     let argv: Vec<String> =
         command.command.iter().map(|argument| argument.replace(HOST_PLACEHOLDER, host)).collect();
     let command_line = argv.join(" ");
     tracing::warn!(host, command = command_line, "running fence command");
-    let (status, output) = execute(&argv, command.within).await;
+    let (status, output) = execute(&argv, token, command.within).await;
     let problem = match status {
         Ok(Some(status)) if status.success() => {
             tracing::warn!(host, output, "fence command succeeded");
@@ -53,19 +57,24 @@ pub async fn run(command: &FenceCommand, host: &str) -> Result<(), String> {
 
 /// Runs a command, and returns its exit status and the beginning of its output. The status is
 /// `None` if the command was killed at the deadline.
-async fn execute(argv: &[String], within: Ns) -> (io::Result<Option<ExitStatus>>, String) {
+async fn execute(
+    argv: &[String],
+    token: FencingToken,
+    within: Ns,
+) -> (io::Result<Option<ExitStatus>>, String) {
     let mut output = Vec::new();
-    let status = match spawn(argv) {
+    let status = match spawn(argv, token) {
         Ok((child, pipe)) => wait_with_deadline(child, pipe, &mut output, within).await,
         Err(errno) => Err(errno),
     };
     (status, String::from_utf8_lossy(&output).trim().to_owned())
 }
 
-fn spawn(argv: &[String]) -> io::Result<(Child, pipe::Receiver)> {
+fn spawn(argv: &[String], token: FencingToken) -> io::Result<(Child, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
+    command.env(TOKEN_VARIABLE, token.to_string());
     command.args(arguments).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let child = command.process_group(0).kill_on_drop(true).spawn()?;
     Ok((child, pipe::Receiver::from_owned_fd(reader.into())?))
@@ -130,7 +139,7 @@ mod tests {
 
     async fn outcome(command: &[&str], within: Ns) -> Result<(), String> {
         let command = command.iter().map(|argument| (*argument).to_owned()).collect();
-        run(&FenceCommand { command, within }, "h1").await
+        run(&FenceCommand { command, within }, "h1", FencingToken { generation: 1, election: 7 }).await
     }
 
     const LONG_TIMEOUT: Ns = Ns::secs(60);

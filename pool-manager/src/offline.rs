@@ -177,6 +177,9 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
             eprintln!("warning: tls: a certificate expires in {days} days: renew it and reload pool-manager");
         }
     }
+    if let Some(etcd) = &config.manager.etcd {
+        etcd::connect(path, etcd)?; // reads the files, but calls no member
+    }
     if let Some(address) = config.manager.metrics_listen.filter(|address| !address.ip().is_loopback()) {
         eprintln!(
             "warning: manager.metrics_listen = {address}: every client that can reach this address can read the metrics"

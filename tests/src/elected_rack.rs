@@ -50,11 +50,19 @@ pub const SLICES: u32 = 64;
 impl ElectedRack {
     /// Starts a cluster of `members`, writes the configuration of `managers` managers, and creates the rack.
     pub fn new(members: usize, managers: usize, lease_s: u64) -> Self {
+        let rack = Self::prepare(EtcdCluster::start(members, &[]), managers, lease_s);
+        let (ok, output) = rack.run_pool_manager(0, &["init"]);
+        assert!(ok, "{output}");
+        rack
+    }
+
+    /// Writes the configuration of `managers` managers, and creates no rack.
+    pub fn prepare(etcd: EtcdCluster, managers: usize, lease_s: u64) -> Self {
         let temporary = || tempfile::Builder::new().prefix("tarn-test-").to_owned();
         let rack = Self {
             agent: None,
             managers: (0..managers).map(|_| None).collect(),
-            etcd: EtcdCluster::start(members, &[]),
+            etcd,
             lease_s,
             dir: temporary().tempdir().expect("a temporary folder is created"),
             memory: temporary().tempdir_in("/dev/shm").expect("a folder in memory is created"),
@@ -64,8 +72,6 @@ impl ElectedRack {
         for manager in 0..managers {
             rack.write_config(manager, &rack.etcd_store("/tarn"), "");
         }
-        let (ok, output) = rack.run_pool_manager(0, &["init"]);
-        assert!(ok, "{output}");
         rack
     }
 
@@ -81,7 +87,12 @@ impl ElectedRack {
 
     /// Returns `manager.store` for a prefix in this cluster.
     pub fn etcd_store(&self, prefix: &str) -> String {
-        let members: Vec<_> = self.etcd.endpoints().iter().map(|uri| uri.replace("http://", "")).collect();
+        let members: Vec<_> = self
+            .etcd
+            .endpoints()
+            .iter()
+            .map(|uri| uri.split_once("://").expect("a URI has a scheme").1.to_owned())
+            .collect();
         format!("etcd://{}{prefix}", members.join(","))
     }
 
@@ -149,6 +160,13 @@ impl ElectedRack {
     pub fn wait_for_end(&mut self, manager: usize) -> bool {
         let mut process = self.managers[manager].take().expect("the manager was started");
         process.wait().expect("the process is a child").success()
+    }
+
+    /// Returns the names of the files of all grants of the EMC.
+    pub fn slice_files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.memory.path().join("emc0/slices")).expect("the EMC exists");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("the folder is readable").file_name();
+        entries.map(|entry| name(entry).into_string().expect("the name is ASCII")).collect()
     }
 
     /// Returns the log of a process, such as "m0".

@@ -5,6 +5,7 @@ pub mod elected_rack;
 pub mod emulated_rack;
 pub mod environment;
 pub mod etcd_cluster;
+pub mod failover_load;
 pub mod linux_guests;
 pub mod pool_guest;
 pub mod rack;

@@ -1,18 +1,34 @@
 //! Tests of racks with several managers, with real processes and a real cluster of etcd.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::Permissions,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use etcd::client::Settings;
+use pool_manager::{
+    election::{Election, ManagerEntry},
+    store::{FORMAT, Store as _, Table, Write, etcd::Cluster, meta},
+};
 use proto::v1 as wire;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::process::Signal;
 use tests::{
     elected_rack::{ElectedRack, SLICES},
-    rack::{reserve_request, wait_for_line},
+    environment::seed,
+    etcd_cluster::{self, EtcdCluster},
+    failover_load::Load,
+    rack::{programs_dir, reserve_request, wait_for_line},
 };
 use tonic::Code;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 use tonic_types::StatusExt as _;
+use units::Ns;
 
 /// Lease of managers that are not paused. It is shorter than the default, so that tests end sooner.
 const LEASE_S: u64 = 2;
@@ -193,6 +209,84 @@ async fn transfer_completes_all_requests() {
     );
 }
 
+/// The binary `failover` does the same more often.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_during_faults_are_linearizable() {
+    let mut rack = ElectedRack::start(3, 2, LEASE_S).await;
+    let load = Load::start(&rack, 2, 4, seed());
+    for fault in 0..4 {
+        let leader = rack.wait_for_leader().await;
+        tokio::time::sleep(Duration::from_millis(200)).await; // the clients work
+        match fault % 2 {
+            0 => rack.kill_manager(leader),
+            _ => rack.signal_manager(leader, Signal::STOP),
+        }
+        let member = fault % 3;
+        rack.etcd.kill(member);
+        rack.wait_for_leader_after(Some(leader)).await;
+        if fault % 2 == 1 {
+            rack.signal_manager(leader, Signal::CONT);
+            assert!(!rack.wait_for_end(leader));
+        }
+        rack.etcd.restart(member);
+        rack.start_manager(leader);
+    }
+    let history = load.stop();
+    let (reservations, lists) = history.counts();
+    assert!(reservations > 10 && lists > 4, "{reservations} reservations, {lists} lists");
+    assert_eq!(history.check(), Vec::<String>::new());
+}
+
+/// Returns the commands of the walk-through in the documentation.
+fn walk_through() -> String {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/high-availability.md");
+    let text = std::fs::read_to_string(page).expect("the page is readable");
+    let (_, section) = text.split_once("## Walk-through").expect("the page has the section");
+    let blocks = section.split("```bash\n").skip(1);
+    blocks.map(|block| block.split("```").next().expect("a block ends")).collect()
+}
+
+/// Returns two different prefixes of three free ports each, which end with 0, 1 and 2.
+fn free_ports() -> [u16; 2] {
+    let is_free = |prefix: &u16| {
+        let listeners: Vec<_> =
+            (0..3).map(|digit| TcpListener::bind(("127.0.0.1", prefix * 10 + digit))).collect();
+        listeners.iter().all(Result::is_ok)
+    };
+    let start = 1100 + u16::try_from(std::process::id() % 1000).expect("a remainder");
+    let mut free = (start..3200).filter(is_free);
+    [free.next(), free.next()].map(|prefix| prefix.expect("ports are free"))
+}
+
+#[test]
+fn walk_through_of_the_documentation_works() {
+    let dir = tempfile::tempdir().expect("a temporary folder is created");
+    // The ports consist of four digits and the number of the member.
+    let [clients, peers] = free_ports();
+    let script =
+        walk_through().replace(":2379", &format!(":{clients}")).replace(":2380", &format!(":{peers}"));
+    let path = std::env::var("PATH").expect("PATH is set");
+    let etcd = etcd_cluster::program();
+    let etcd = etcd.parent().expect("the program is in a folder").display();
+    let output = std::process::Command::new("bash")
+        .arg("-euo")
+        .arg("pipefail")
+        .arg("-c")
+        .arg(format!("trap 'kill $(jobs -p) 2> kill.log || true' EXIT\n{script}"))
+        .env("PATH", format!("{}:{etcd}:{path}", programs_dir().display()))
+        .env("RUST_BACKTRACE", "0")
+        .current_dir(dir.path())
+        .output()
+        .expect("bash runs");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    let leaders: Vec<_> =
+        stdout.lines().filter(|line| line.contains(" leader ")).map(|line| &line[..1]).collect();
+    assert!(matches!(leaders[..], [first, second, third] if first != second && first == third), "{stdout}");
+    let transferred = stdout.lines().find(|line| line.contains("is now the leader"));
+    assert!(transferred.is_some_and(|line| line.starts_with(leaders[0])), "{stdout}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_standby_raises_an_alarm() {
     let mut rack = ElectedRack::start(1, 2, LEASE_S).await;
@@ -298,4 +392,130 @@ async fn wrong_stores_in_etcd_are_rejected() {
         output.contains("other-state/rack-uuid contains rack ") && output.contains("the rack of etcd:/tarn"),
         "{output}"
     );
+}
+
+/// Writes `ca.pem`, and `server` and `client` certificates with their keys, for addresses on this machine.
+fn write_certificates(folder: &Path) {
+    let mut authority = CertificateParams::new([]).expect("the parameters are valid");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key is generated"));
+    let authority = authority.expect("the authority is created");
+    let write =
+        |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("the folder is writable");
+    write("ca.pem", &authority.pem());
+    for name in ["server", "client"] {
+        let key = KeyPair::generate().expect("a key is generated");
+        let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).expect("the parameters are valid");
+        let certificate = certificate.signed_by(&key, &authority).expect("the certificate is created");
+        write(&format!("{name}.pem"), &certificate.pem());
+        write(&format!("{name}.key"), &key.serialize_pem());
+        std::fs::set_permissions(folder.join(format!("{name}.key")), Permissions::from_mode(0o600))
+            .expect("the file exists");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_identifies_managers_by_certificates() {
+    let [known, unknown] = [0, 1].map(|_| tempfile::tempdir().expect("a temporary folder is created"));
+    [&known, &unknown].iter().for_each(|folder| write_certificates(folder.path()));
+    let mut rack = ElectedRack::prepare(EtcdCluster::start_with_tls(known.path()), 1, LEASE_S);
+    let store = rack.etcd_store("/tarn");
+    let files = |ca: &tempfile::TempDir, client: &tempfile::TempDir| {
+        let file = |folder: &tempfile::TempDir, name: &str| folder.path().join(name).display().to_string();
+        let (ca, certificate) = (file(ca, "ca.pem"), file(client, "client.pem"));
+        format!("ca = {ca:?}\ncertificate = {certificate:?}\nkey = {:?}", file(client, "client.key"))
+    };
+    for (ca, client) in [(&known, &unknown), (&unknown, &known)] {
+        rack.write_config(0, &store, &files(ca, client));
+        let (ok, output) = rack.run_pool_manager(0, &["init"]);
+        assert!(!ok && output.contains("no etcd member answered: https://127.0.0.1:"), "{output}");
+    }
+    rack.write_config(0, &store, &files(&known, &known));
+    let (ok, output) = rack.run_pool_manager(0, &["init"]);
+    assert!(ok, "{output}");
+    rack.start_manager(0);
+    rack.wait_for_leader().await;
+    rack.start_agent();
+    reserve(&rack, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_identifies_managers_by_passwords() {
+    let mut rack = ElectedRack::prepare(EtcdCluster::start(1, &[]), 2, LEASE_S);
+    // In base64: the keys that begin with "/tarn/", from "/tarn/" to "/tarn0".
+    let permission =
+        r#"{"name": "tarn", "perm": {"permType": "READWRITE", "key": "L3Rhcm4v", "range_end": "L3Rhcm4w"}}"#;
+    for (path, body) in [
+        ("/v3/auth/user/add", r#"{"name": "root", "password": "for-root"}"#),
+        ("/v3/auth/role/add", r#"{"name": "root"}"#),
+        ("/v3/auth/user/grant", r#"{"user": "root", "role": "root"}"#),
+        ("/v3/auth/user/add", r#"{"name": "tarn", "password": "for-tarn"}"#),
+        ("/v3/auth/role/add", r#"{"name": "tarn"}"#),
+        ("/v3/auth/user/grant", r#"{"user": "tarn", "role": "tarn"}"#),
+        ("/v3/auth/role/grant", permission),
+        ("/v3/auth/enable", "{}"),
+    ] {
+        rack.etcd.call_json(path, body);
+    }
+    let (store, password) = (rack.etcd_store("/tarn"), rack.dir().join("password"));
+    let init_error = |settings: &str, store: &str| {
+        rack.write_config(0, store, settings);
+        let (ok, output) = rack.run_pool_manager(0, &["init"]);
+        assert!(!ok, "{settings}: {output}");
+        output
+    };
+    let settings = format!("user = \"tarn\"\npassword_file = {password:?}");
+    assert!(init_error("", &store).contains("etcd denies access"));
+    assert!(init_error(&settings, &store).contains("etcd.password_file: cannot read"));
+    std::fs::write(&password, "for-tarn\n").expect("the folder is writable");
+    let set_mode =
+        |mode| std::fs::set_permissions(&password, Permissions::from_mode(mode)).expect("the file exists");
+    set_mode(0o644);
+    assert!(init_error(&settings, &store).contains("has mode 0644: only its owner may access it"));
+    set_mode(0o600);
+    std::fs::write(&password, "wrong").expect("the folder is writable");
+    assert!(init_error(&settings, &store).contains("etcd denies access"));
+    std::fs::write(&password, "for-tarn\n").expect("the folder is writable");
+    assert!(init_error(&settings, &rack.etcd_store("/other")).contains("etcd denies access"));
+    (0..2).for_each(|manager| rack.write_config(manager, &store, &settings));
+    let (ok, output) = rack.run_pool_manager(0, &["init"]);
+    assert!(ok, "{output}");
+    (0..2).for_each(|manager| rack.start_manager(manager));
+    let first = rack.wait_for_leader().await;
+    rack.start_agent();
+    reserve(&rack, "a").await;
+    rack.kill_manager(first);
+    rack.wait_for_leader().await;
+    reserve(&rack, "b").await;
+    assert_eq!(vms(&rack), ["a", "b"]);
+}
+
+/// An upgraded manager has changed the format of the ledger, and an older one is started.
+#[tokio::test(flavor = "multi_thread")]
+async fn manager_of_an_earlier_version_does_not_join() {
+    let rack = ElectedRack::new(1, 1, LEASE_S);
+    let settings = Settings {
+        endpoints: rack.etcd.endpoints(),
+        tls: None,
+        credentials: None,
+        call_timeout: Duration::from_secs(1),
+    };
+    let cluster = Cluster::new(settings, "/tarn".to_owned(), 2 << 30).expect("the addresses are valid");
+    let entry = ManagerEntry {
+        name: "upgraded".to_owned(),
+        address: "unix:/upgraded".to_owned(),
+        version: "99.0.0".to_owned(),
+        started_unix_ms: 0,
+    };
+    let election = Election::new(cluster.clone(), &entry, Ns::secs(LEASE_S));
+    let leader = election.campaign().await.expect("etcd accepts the manager");
+    let mut store = leader.elected().open_store().expect("the store is readable");
+    store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT + 1)]).expect("the manager is the leader");
+    for command in ["serve", "check"] {
+        let (ok, output) = rack.run_pool_manager(0, &[command]);
+        let rule = format!("has format {}: must be at most {FORMAT}; use the newer pool-manager", FORMAT + 1);
+        assert!(!ok && output.contains(&rule), "{output}");
+    }
+    let (ok, output) = rack.run_pool_manager(0, &["init"]);
+    assert!(!ok && output.contains("is in use by the pool-manager upgraded at unix:/upgraded"), "{output}");
 }

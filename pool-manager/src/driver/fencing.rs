@@ -36,9 +36,10 @@ pub(super) fn start_fence_command(
     drop(core);
     let shared = Arc::clone(shared);
     runtime.spawn(async move {
-        let result = match command {
-            Some(command) => fence_command::run(&command, &name).await,
-            None => Err("rack.toml has no [fence] command".to_owned()),
+        let result = match (command, shared.fencing_token()) {
+            (_, Err(error)) => Err(error.to_string()),
+            (Some(command), Ok(token)) => fence_command::run(&command, &name, token).await,
+            (None, Ok(_)) => Err("rack.toml has no [fence] command".to_owned()),
         };
         report_fence_result(&shared, host, since, result);
     });

@@ -60,11 +60,13 @@ pub(super) async fn serve_from_etcd(path: &Path, config: Config, etcd: &Etcd) ->
     let mut config = config;
     let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
     loop {
-        let Some((leader, access)) = wait_as_standby(path, &mut config, &election, &mut signals).await?
-        else {
+        let Some(leader) = wait_as_standby(path, &mut config, &election, &mut signals).await? else {
             return Ok(());
         };
         let opened = open_store(path, &config, &leader).await?;
+        // Only the leader creates tokens, so that managers can share the folder.
+        let (access, new_tokens) = AccessControl::load(path, &config)?;
+        new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
         match serve_ledger(path, config, opened, &access, &mut signals, Some(leader)).await? {
             Stop::Signal => return Ok(()),
             Stop::HandOver => config = Config::load(path)?, // the leader may have reloaded it
@@ -78,21 +80,20 @@ async fn wait_as_standby(
     config: &mut Config,
     election: &Election,
     signals: &mut Signals,
-) -> Result<Option<(Leader, AccessControl)>, ServeError> {
-    let (access, new_tokens) = AccessControl::load(path, config)?;
+) -> Result<Option<Leader>, ServeError> {
+    let (access, _) = AccessControl::load(path, config)?;
     let server = StandbyServer::start(config, &access, election.leader()).await?;
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("standby")]);
     let watchdog = tokio::spawn(run_watchdog());
     let folder = config.manager.folder.clone();
     let campaign = async {
         check_rack(path, &folder, election.cluster()).await?;
-        new_tokens.create()?; // must run after the check: tokens without a ledger mean that the ledger is lost
         Ok(election.campaign().await?)
     };
     let elected = wait_for_election(path, config, &access, signals, campaign).await;
     watchdog.abort();
     server.stop().await;
-    Ok(elected?.map(|leader| (leader, access)))
+    elected
 }
 
 /// Waits until this manager is elected, and reloads `rack.toml` on SIGHUP. Returns `None` on SIGTERM or SIGINT.
@@ -120,13 +121,11 @@ async fn wait_for_election(
     }
 }
 
-/// Loads `rack.toml`, whose rack and tokens are used when this manager is elected.
+/// Loads `rack.toml`, which is used when this manager is elected, and the certificates.
 fn reload(path: &Path, config: &mut Config, access: &AccessControl) -> Result<(), ServeError> {
     let new = load_changed(path, config)?;
-    let ((rules, new_tokens), tls) = (super::prepare_rules(&new)?, load_tls_config(path, &new)?);
-    new_tokens.create()?;
-    access.identity.replace(rules);
-    access.tls.send_replace(tls);
+    super::prepare_rules(&new)?;
+    access.tls.send_replace(load_tls_config(path, &new)?);
     *config = new;
     Ok(())
 }
