@@ -310,6 +310,15 @@ impl Handle {
         self.0.check_lease().map(|()| value)
     }
 
+    /// Checks that no other manager is the leader. Callers that reply with state of another part of the manager must
+    /// call this after they have read the state.
+    ///
+    /// # Errors
+    /// [`DriverError::NotLeader`].
+    pub fn check_leader(&self) -> Result<(), DriverError> {
+        self.0.check_lease()
+    }
+
     /// Returns the fencing token of this manager.
     ///
     /// # Errors

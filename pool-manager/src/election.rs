@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use ::etcd::{
     Error,
-    election::{Candidate, Leadership, LeadershipEnd, Observation},
+    election::{Campaign, Candidate, Leadership, LeadershipEnd, Observation},
     messages::{RangeRequest, TxnRequest, is_created_in, prefix_end, put_with_lease},
 };
 use serde::{Deserialize, Serialize};
@@ -134,7 +134,7 @@ impl Election {
         let candidate = Candidate {
             client: cluster.client().clone(),
             leader_key: cluster.leader_key(),
-            own_key: cluster.manager_key(&entry.name),
+            keys_prefix: cluster.managers_prefix(),
             hand_over_key: cluster.hand_over_key(),
             name: entry.name.clone().into_bytes(),
             value: entry.encode(),
@@ -153,19 +153,31 @@ impl Election {
         self.leader.subscribe()
     }
 
+    /// Returns the participation of this manager for [`Self::win`].
+    pub fn campaign(&self) -> Campaign {
+        Campaign::new(self.candidate.clone())
+    }
+
     /// Waits until this manager is elected.
     ///
     /// # Errors
     /// [`StoreError::Etcd`] if etcd denies access.
-    pub async fn campaign(&self) -> Result<Leader, StoreError> {
+    pub async fn win(&self, campaign: &mut Campaign) -> Result<Leader, StoreError> {
         let mut logged = String::new();
-        let elected = self.candidate.campaign(|observed| self.observe(observed, &mut logged)).await;
+        let elected = campaign.win(|observed| self.observe(observed, &mut logged)).await;
         let elected = elected.map_err(|cause| self.cluster.error("take part in the election of", cause))?;
         let leadership = Arc::new(elected);
         let renewed = Arc::clone(&leadership);
         let renewal = self.cluster.spawn(async move { renewed.hold().await });
         tracing::info!(token = leadership.token(), "elected as the leader");
         Ok(Leader { cluster: self.cluster.clone(), leadership, renewal })
+    }
+
+    /// Ends the participation of a manager that was not elected, so that others do not wait for its lease.
+    pub async fn withdraw(&self, campaign: Campaign) {
+        if let Ok(Err(error)) = self.cluster.spawn(campaign.withdraw()).await {
+            tracing::warn!(error = units::chain(&error), "cannot delete the entry of this manager in etcd");
+        }
     }
 
     /// Publishes the leader, and logs a changed observation once.
@@ -179,13 +191,13 @@ impl Election {
                 };
                 (leader, message)
             }
-            Observation::KeyInUse(value) => {
+            Observation::NameInUse(value) => {
                 let other = ManagerEntry::decode(value);
                 let other = other.map_or_else(|| "unknown address".to_owned(), |other| other.address);
-                let name = String::from_utf8_lossy(&self.candidate.own_key).into_owned();
+                let name = String::from_utf8_lossy(&self.candidate.name).into_owned();
                 let rule =
                     "etcd.name must be unique, or an earlier process of this manager ended a moment ago";
-                (None, format!("another manager ({other}) has the entry {name}: {rule}"))
+                (None, format!("another manager ({other}) has the name {name}: {rule}"))
             }
             Observation::Failed(error) => (None, units::chain(error)),
         };
@@ -217,13 +229,18 @@ impl Leader {
                 LeaderEnd::Lost(self.cluster.error("renew the lease of", cause))
             }
             Ok(LeadershipEnd::HandOver) => {
-                let leadership = Arc::clone(&self.leadership);
-                self.renewal =
-                    self.cluster.spawn(async move { LeadershipEnd::Lost(leadership.keep().await) });
+                self.ignore_hand_over();
                 LeaderEnd::HandOver
             }
             Err(_) => LeaderEnd::Lost(StoreError::NotLeader { path: self.cluster.location() }),
         }
+    }
+
+    /// Ignores requests for a hand-over from now on.
+    pub fn ignore_hand_over(&mut self) {
+        self.renewal.abort();
+        let leadership = Arc::clone(&self.leadership);
+        self.renewal = self.cluster.spawn(async move { LeadershipEnd::Lost(leadership.keep().await) });
     }
 
     /// Ends the lease, so that another manager can take over at once. The manager must have closed the store before.
@@ -292,7 +309,7 @@ impl HandOver {
 /// # Errors
 /// [`StoreError::Etcd`].
 pub async fn list(cluster: &Cluster) -> Result<Vec<(ManagerEntry, bool)>, StoreError> {
-    let prefix = cluster.manager_key("");
+    let prefix = cluster.managers_prefix();
     let all = RangeRequest {
         range_end: prefix_end(&prefix),
         key: prefix,

@@ -196,7 +196,7 @@ async fn serve_ledger(
     let result = serve_rack(path, config, rack, access, signals, leader.as_mut()).await;
     handle.close();
     let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
-    if let (Some(leader), Ok(_)) = (leader, &result) {
+    if let Some(leader) = leader.filter(|_| !matches!(result, Err(ServeError::NotLeader(_)))) {
         leader.resign().await;
     }
     tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
@@ -478,15 +478,17 @@ async fn reload_until_stopped(
                     remove_departed_hosts(&targets.shares).await;
                     config = new;
                 }
-                Err(error) => {
-                    let error = units::chain(&error);
-                    tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
-                }
+                Err(error) => log_rejected_reload(path, &error),
             },
             _ = terminate.recv() => return,
             _ = interrupt.recv() => return,
         }
     }
+}
+
+fn log_rejected_reload(path: &Path, error: &ServeError) {
+    let error = units::chain(error);
+    tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
 }
 
 /// Loads `rack.toml`, and rejects changes that require a restart.

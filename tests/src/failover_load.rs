@@ -73,6 +73,8 @@ pub struct History {
     vms: Mutex<BTreeMap<String, VmCalls>>,
     lists: Mutex<Vec<List>>,
     acknowledgements: Mutex<Vec<Acknowledgement>>,
+    /// Replies that prove that a reservation was lost.
+    lost: Mutex<Vec<String>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -104,7 +106,7 @@ impl History {
     /// Checks the history. Returns a description of each violation.
     pub fn check(&self) -> Vec<String> {
         let (vms, lists) = (lock(&self.vms), lock(&self.lists));
-        let mut violations = Vec::new();
+        let mut violations = lock(&self.lost).clone();
         for (number, list) in lists.iter().enumerate() {
             let Span { requested, acknowledged } = list.span;
             for (vm, calls) in vms.iter() {
@@ -221,14 +223,20 @@ impl Client {
     async fn release(&mut self, vm: &str) {
         let history = Arc::clone(&self.history);
         history.change(vm, |calls| calls.release_requested = Some(Instant::now()));
+        let is_first = AtomicBool::new(true);
         let called = self.call(async |channel| {
             let request = wire::ReleaseRequest { target: vm_ref(vm), ..Default::default() };
+            let is_first = is_first.swap(false, Ordering::Relaxed);
             match wire::scheduler_client::SchedulerClient::new(channel).release(request).await {
-                Err(status) if status.code() == Code::NotFound => Ok(()), // an earlier attempt was successful
-                released => released.map(drop),
+                // An earlier attempt, whose reply was lost, can have been successful.
+                Err(status) if status.code() == Code::NotFound => Ok(is_first),
+                released => released.map(|_| false),
             }
         });
-        let (span, _, ()) = called.await;
+        let (span, _, is_lost) = called.await;
+        if is_lost {
+            lock(&history.lost).push(format!("acknowledged reservation of {vm} is not found"));
+        }
         history.change(vm, |calls| calls.release = Some(span));
     }
 

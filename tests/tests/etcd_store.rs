@@ -8,7 +8,7 @@ use std::{
 
 use etcd::{
     client::Settings,
-    election::{Candidate, Leadership},
+    election::{Campaign, Candidate, Leadership},
     messages::{RangeRequest, TxnRequest, prefix_end, put as put_entry},
 };
 use pool_manager::store::{
@@ -48,17 +48,27 @@ fn cluster_with_prefix(etcd: &EtcdCluster, prefix: &str) -> Cluster {
     Cluster::new(settings, prefix.to_owned(), QUOTA_BYTES).expect("the addresses are valid")
 }
 
-fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
-    let candidate = Candidate {
+fn candidate(cluster: &Cluster, name: &str, ttl: Duration) -> Candidate {
+    Candidate {
         client: cluster.client().clone(),
         leader_key: cluster.leader_key(),
-        own_key: cluster.manager_key(&format!("m{}", MANAGERS.fetch_add(1, Ordering::Relaxed))),
+        keys_prefix: cluster.managers_prefix(),
         hand_over_key: cluster.hand_over_key(),
-        name: b"manager".to_vec(),
+        name: name.as_bytes().to_vec(),
         value: b"manager".to_vec(),
         ttl,
-    };
-    cluster.block_on(async move { candidate.campaign(|_| ()).await }).expect("etcd accepts the manager")
+    }
+}
+
+fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
+    let name = format!("m{}", MANAGERS.fetch_add(1, Ordering::Relaxed));
+    elect_candidate(cluster, candidate(cluster, &name, ttl))
+}
+
+fn elect_candidate(cluster: &Cluster, candidate: Candidate) -> Leadership {
+    cluster
+        .block_on(async move { Campaign::new(candidate).win(|_| ()).await })
+        .expect("etcd accepts the manager")
 }
 
 /// Opens the store as the leader, and returns the store and the leadership, which is not renewed.
@@ -311,4 +321,32 @@ fn prefixes_are_separate_stores() {
     store.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
     assert_eq!(entries(&mut other_store), Entries::new());
     assert_eq!(entries(&mut store).len(), 1);
+}
+
+/// Creates the entry that requests a hand-over to a process.
+fn request_hand_over(cluster: &Cluster, next: &[u8]) {
+    let success = vec![put_entry(cluster.hand_over_key(), next.to_vec())];
+    let (client, request) = (cluster.client().clone(), TxnRequest { success, ..TxnRequest::default() });
+    cluster.block_on(async move { client.txn(request).await }).expect("etcd accepts the entry");
+}
+
+#[test]
+fn only_the_running_process_that_must_take_over_is_elected() {
+    let etcd = EtcdCluster::start(1, &[]);
+    let cluster = cluster(&etcd);
+    let first = elect(&cluster, TTL);
+    let token = first.token();
+    request_hand_over(&cluster, b"ended");
+    cluster.block_on(async move { first.resign().await }).unwrap();
+    let second = elect_candidate(&cluster, candidate(&cluster, "second", TTL));
+    assert!(second.token() > token, "the process that must take over does not run");
+    request_hand_over(&cluster, b"ended");
+    let held = async move { tokio::time::timeout(SHORT_TTL, second.hold()).await.is_err() };
+    assert!(cluster.block_on(held), "the leader stopped for a process that does not run");
+    request_hand_over(&cluster, b"second");
+    let leader_key = b"/tarn/rack/other-leader".to_vec();
+    let other = Candidate { leader_key, ..candidate(&cluster, "other", SHORT_TTL) };
+    let campaign =
+        async move { tokio::time::timeout(SHORT_TTL, Campaign::new(other).win(|_| ())).await.is_ok() };
+    assert!(!cluster.block_on(campaign), "another process was elected");
 }

@@ -508,7 +508,7 @@ async fn manager_of_an_earlier_version_does_not_join() {
         started_unix_ms: 0,
     };
     let election = Election::new(cluster.clone(), &entry, Ns::secs(LEASE_S));
-    let leader = election.campaign().await.expect("etcd accepts the manager");
+    let leader = election.win(&mut election.campaign()).await.expect("etcd accepts the manager");
     let mut store = leader.elected().open_store().expect("the store is readable");
     store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT + 1)]).expect("the manager is the leader");
     for command in ["serve", "check"] {

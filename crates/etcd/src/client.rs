@@ -38,7 +38,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub const RESPONSE_BYTES_MAX: usize = 40 << 20;
 
 /// Cluster and login.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// Addresses of the members, such as `http://127.0.0.1:2379`; at least one.
     pub endpoints: Vec<String>,
@@ -48,6 +48,12 @@ pub struct Settings {
     pub credentials: Option<Credentials>,
     /// Time limit of a call to one member, including the connection.
     pub call_timeout: Duration,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings").field("endpoints", &self.endpoints).finish_non_exhaustive() // the TLS settings contain a private key
+    }
 }
 
 /// User and password of etcd.

@@ -12,12 +12,16 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     Client, Error,
-    messages::{Compare, KeyValue, RangeRequest, TxnRequest, get, is_created_in, put_with_lease},
+    messages::{
+        Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, delete, get, is_created_in, put_with_lease,
+    },
 };
 
 /// Number of renewals of the lease within its time to live.
@@ -32,11 +36,11 @@ pub struct Candidate {
     pub client: Client,
     /// Key of the entry of the elected process.
     pub leader_key: Vec<u8>,
-    /// Key of the entry of this process, which no other process uses.
-    pub own_key: Vec<u8>,
+    /// Prefix of the keys of the entries of all processes. It is followed by the name of the process.
+    pub keys_prefix: Vec<u8>,
     /// Key of the entry with the name of the process that must be elected next. It exists only during a hand-over.
     pub hand_over_key: Vec<u8>,
-    /// Name of this process.
+    /// Name of this process, which no other process has.
     pub name: Vec<u8>,
     /// Value of both entries, such as the address of the process.
     pub value: Vec<u8>,
@@ -49,20 +53,16 @@ pub struct Candidate {
 pub enum Observation<'a> {
     /// Another process is elected; its entry has this value.
     Leader(&'a [u8]),
-    /// Another process has the own key of this one; its entry has this value.
-    KeyInUse(&'a [u8]),
+    /// Another process has the name of this one; its entry has this value.
+    NameInUse(&'a [u8]),
     /// etcd cannot be reached, or rejected the last attempt.
     Failed(&'a Error),
 }
 
-/// Time at which a lease ends at the earliest, shared with the task that renews the lease. It is measured on the
-/// monotonic clock of this machine, from before each renewal was sent.
-#[derive(Clone, Debug)]
-pub struct LeaseEnd {
-    base: Instant,
-    /// Nanoseconds since `base`.
-    ends_after: Arc<AtomicU64>,
-}
+/// Time at which a lease ends at the earliest, shared with the task that renews the lease. It is measured from before
+/// each renewal was sent, on a clock of this machine that also runs while the machine is suspended.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseEnd(Arc<AtomicU64>);
 
 /// Lease of a process.
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ pub struct Leadership {
     client: Client,
     leader_key: Vec<u8>,
     hand_over_key: Vec<u8>,
+    keys_prefix: Vec<u8>,
     name: Vec<u8>,
     /// Create revision of the entry.
     token: i64,
@@ -93,22 +94,21 @@ pub struct Leadership {
     ttl: Duration,
 }
 
-impl LeaseEnd {
-    fn new(ends_at: Instant) -> Self {
-        let end = Self { base: Instant::now(), ends_after: Arc::default() };
-        end.set(ends_at);
-        end
-    }
+/// Returns the time since the start of the machine.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u32::try_from(now.tv_nsec));
+    Duration::new(seconds.unwrap_or(0), nanoseconds.unwrap_or(0))
+}
 
-    fn set(&self, ends_at: Instant) {
-        let nanoseconds = ends_at.saturating_duration_since(self.base).as_nanos();
-        self.ends_after.store(u64::try_from(nanoseconds).unwrap_or(u64::MAX), Ordering::Release);
+impl LeaseEnd {
+    fn set(&self, ends_at: Duration) {
+        self.0.store(u64::try_from(ends_at.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
     }
 
     /// Returns the time until the lease ends, unless it is renewed; zero if it may have ended.
     pub fn remaining(&self) -> Duration {
-        let ends_after = Duration::from_nanos(self.ends_after.load(Ordering::Acquire));
-        ends_after.saturating_sub(self.base.elapsed())
+        Duration::from_nanos(self.0.load(Ordering::Acquire)).saturating_sub(now())
     }
 
     /// Returns whether the lease has certainly not ended.
@@ -119,43 +119,68 @@ impl LeaseEnd {
 
 impl Lease {
     async fn grant(client: &Client, ttl: Duration) -> Result<Self, Error> {
-        let sent = Instant::now();
+        let sent = now();
         let (id, ttl) = client.grant_lease(ttl).await?;
-        Ok(Self { id, end: LeaseEnd::new(sent + ttl) })
+        let end = LeaseEnd::default();
+        end.set(sent + ttl);
+        Ok(Self { id, end })
     }
 
-    async fn renew(&self, client: &Client) -> Result<(), Error> {
-        let sent = Instant::now();
-        let ttl = client.keep_lease_alive(self.id).await?;
-        self.end.set(sent + ttl);
-        Ok(())
+    /// Renews the lease, and returns its new end.
+    async fn renew(&self, client: &Client) -> Result<Duration, Error> {
+        let sent = now();
+        Ok(sent + client.keep_lease_alive(self.id).await?)
     }
 }
 
-impl Candidate {
+/// Participation of a process in the election.
+#[derive(Debug)]
+pub struct Campaign {
+    candidate: Candidate,
+    lease: Option<Lease>,
+}
+
+impl Campaign {
+    /// Prepares the participation. Calls no member of etcd.
+    pub fn new(candidate: Candidate) -> Self {
+        Self { candidate, lease: None }
+    }
+
     /// Waits until the process is elected. Calls `observe` with each result of an attempt that was not successful.
     ///
     /// # Errors
     /// [`Error::AccessDenied`] or [`Error::Rejected`]. After all other errors the attempt is repeated.
-    pub async fn campaign(&self, mut observe: impl FnMut(Observation<'_>)) -> Result<Leadership, Error> {
-        let mut lease = None;
+    pub async fn win(&mut self, mut observe: impl FnMut(Observation<'_>)) -> Result<Leadership, Error> {
         loop {
-            match self.try_once(&mut lease, &mut observe).await {
+            match self.candidate.try_once(&mut self.lease, &mut observe).await {
                 Ok(Some(leadership)) => return Ok(leadership),
                 Ok(None) => {}
                 Err(error @ (Error::AccessDenied(_) | Error::Rejected(_))) => return Err(error),
                 Err(error) => {
                     if matches!(error, Error::LeaseNotFound) {
-                        lease = None;
+                        self.lease = None;
                     }
                     observe(Observation::Failed(&error));
                 }
             }
-            tokio::time::sleep(self.ttl / ATTEMPTS_PER_LEASE).await;
+            tokio::time::sleep(self.candidate.ttl / ATTEMPTS_PER_LEASE).await;
         }
     }
 
-    /// Tries to create the entries. Returns `None` if another process is elected, or has the own key.
+    /// Ends the participation after [`Self::win`] was dropped: deletes the entries of the process at once.
+    ///
+    /// # Errors
+    /// [`Error`]; the entries are then deleted after their time to live.
+    pub async fn withdraw(self) -> Result<(), Error> {
+        match self.lease {
+            Some(lease) => self.candidate.client.revoke_lease(lease.id).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Candidate {
+    /// Tries to create the entries. Returns `None` if another process is elected, or has the name of this one.
     async fn try_once(
         &self,
         lease: &mut Option<Lease>,
@@ -164,23 +189,26 @@ impl Candidate {
         let current = match lease {
             Some(current) => {
                 if current.end.remaining() < self.ttl / 2 {
-                    current.renew(&self.client).await?;
+                    current.end.set(current.renew(&self.client).await?);
                 }
                 current
             }
             None => lease.insert(Lease::grant(&self.client, self.ttl).await?),
         };
-        let own = self.create_entry(&self.own_key, current.id, Vec::new()).await?;
+        let own_key = [&self.keys_prefix[..], &self.name].concat();
+        let own = self.create_entry(&own_key, current.id, Vec::new(), Vec::new()).await?;
         if let Some(other) = own.filter(|entry| entry.lease != current.id) {
-            observe(Observation::KeyInUse(&other.value));
+            observe(Observation::NameInUse(&other.value));
             return Ok(None);
         }
         let no_other_next = self.check_hand_over().await?;
-        match self.create_entry(&self.leader_key, current.id, no_other_next).await? {
+        let end_hand_over = vec![delete(self.hand_over_key.clone())];
+        match self.create_entry(&self.leader_key, current.id, no_other_next, end_hand_over).await? {
             Some(entry) if entry.lease == current.id => Ok(Some(Leadership {
                 client: self.client.clone(),
                 leader_key: self.leader_key.clone(),
                 hand_over_key: self.hand_over_key.clone(),
+                keys_prefix: self.keys_prefix.clone(),
                 name: self.name.clone(),
                 token: entry.create_revision,
                 lease: current.clone(),
@@ -194,26 +222,31 @@ impl Candidate {
         }
     }
 
-    /// Returns the condition that no other process must be elected next.
+    /// Returns the condition that no other process must be elected next, or that this process has ended.
     async fn check_hand_over(&self) -> Result<Vec<Compare>, Error> {
         let request = RangeRequest { key: self.hand_over_key.clone(), ..RangeRequest::default() };
         let entries = self.client.range(request).await?.kvs;
-        let is_own = entries.first().is_some_and(|entry| entry.value == self.name);
-        Ok(if is_own { Vec::new() } else { vec![is_created_in(self.hand_over_key.clone(), 0)] })
+        Ok(match entries.first() {
+            Some(next) if next.value == self.name => Vec::new(),
+            Some(next) => vec![is_created_in([&self.keys_prefix, &next.value[..]].concat(), 0)],
+            None => vec![is_created_in(self.hand_over_key.clone(), 0)],
+        })
     }
 
-    /// Creates an entry with a lease, unless it exists or one of the further conditions does not hold. Returns the
-    /// entry of this or another process, if there is one.
+    /// Creates an entry with a lease and performs the further operations, unless the entry exists or one of the further
+    /// conditions does not hold. Returns the entry of this or another process, if there is one.
     async fn create_entry(
         &self,
         key: &[u8],
         lease: i64,
         mut conditions: Vec<Compare>,
+        operations: Vec<RequestOp>,
     ) -> Result<Option<KeyValue>, Error> {
         conditions.push(is_created_in(key.to_vec(), 0));
+        let create = [put_with_lease(key.to_vec(), self.value.clone(), lease), get(key.to_vec())];
         let request = TxnRequest {
             compare: conditions,
-            success: vec![put_with_lease(key.to_vec(), self.value.clone(), lease), get(key.to_vec())],
+            success: create.into_iter().chain(operations).collect(),
             failure: vec![get(key.to_vec())],
         };
         let response = self.client.txn(request).await?;
@@ -241,10 +274,13 @@ impl Leadership {
     /// Renews the lease until this process must end its work, and returns the reason.
     pub async fn hold(&self) -> LeadershipEnd {
         loop {
-            let renewed = match self.lease.renew(&self.client).await {
-                Ok(()) => self.must_hand_over().await,
-                Err(error) => Err(error),
+            let renewed = async {
+                let ends_at = self.lease.renew(&self.client).await?;
+                let must_hand_over = self.must_hand_over().await?; // also checks that this process is still elected
+                self.lease.end.set(ends_at);
+                Ok(must_hand_over)
             };
+            let renewed = renewed.await;
             let delay = match renewed {
                 Ok(true) => return LeadershipEnd::HandOver,
                 Ok(false) => self.ttl / RENEWALS_PER_LEASE,
@@ -269,7 +305,7 @@ impl Leadership {
         }
     }
 
-    /// Returns whether another process must be elected. Checks that the entry of this process was not deleted, for
+    /// Returns whether another process must be elected, and runs. Checks that the entry of this process was not deleted, for
     /// example by an operator.
     async fn must_hand_over(&self) -> Result<bool, Error> {
         let request = TxnRequest {
@@ -281,7 +317,12 @@ impl Leadership {
         if !response.succeeded {
             return Err(Error::Deposed);
         }
-        Ok(response.entries(0).first().is_some_and(|entry| entry.value != self.name))
+        let Some(next) = response.entries(0).first().filter(|entry| entry.value != self.name) else {
+            return Ok(false);
+        };
+        let key = [&self.keys_prefix[..], &next.value].concat();
+        let request = RangeRequest { key, ..RangeRequest::default() };
+        Ok(!self.client.range(request).await?.kvs.is_empty())
     }
 
     /// Ends the lease, so that another process can be elected at once. Must not be called during [`Self::hold`].
@@ -289,7 +330,7 @@ impl Leadership {
     /// # Errors
     /// [`Error`]; the lease then ends after its time to live, or when it is no longer renewed.
     pub async fn resign(&self) -> Result<(), Error> {
-        self.lease.end.set(self.lease.end.base); // from now on, the entry may belong to another process
+        self.lease.end.set(Duration::ZERO); // from now on, the entry may belong to another process
         self.client.revoke_lease(self.lease.id).await
     }
 }

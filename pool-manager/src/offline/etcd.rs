@@ -38,7 +38,8 @@ fn write_as_leader<T>(
     etcd: &Etcd,
     write: impl FnOnce(&Leader) -> Result<T, OfflineError>,
 ) -> Result<T, OfflineError> {
-    let leader = elect(cluster, etcd)?;
+    let mut leader = elect(cluster, etcd)?;
+    leader.ignore_hand_over();
     let written = write(&leader);
     cluster.block_on(leader.resign());
     written
@@ -54,8 +55,14 @@ fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
     };
     let election = Election::new(cluster.clone(), &entry, etcd.lease);
     let (timeout, leader) = (etcd.lease.as_duration() + ELECTION_MARGIN, election.leader());
-    let elected =
-        cluster.block_on(async move { tokio::time::timeout(timeout, election.campaign()).await.ok() });
+    let elected = cluster.block_on(async move {
+        let mut campaign = election.campaign();
+        let elected = tokio::time::timeout(timeout, election.win(&mut campaign)).await.ok();
+        if elected.is_none() {
+            election.withdraw(campaign).await;
+        }
+        elected
+    });
     elected.transpose()?.ok_or_else(|| {
         let leader = leader.borrow().as_ref().map(|leader| format!("{} at {}", leader.name, leader.address));
         OfflineError::InUse {

@@ -129,6 +129,7 @@ impl models_server::Models for Models {
         self.0.admit_operator(&request)?;
         let models =
             self.0.forecasts.list_models().await.into_iter().map(model_messages::model_message).collect();
+        self.0.driver.check_leader().map_err(driver_error_status)?;
         Ok(Response::new(wire::ListModelsResponse { models }))
     }
 
@@ -138,6 +139,7 @@ impl models_server::Models for Models {
         let version = Some(request.version).filter(|version| *version > 0);
         let reply = self.0.forecasts.model_with_file(parse_kind(request.kind())?, version).await;
         let (summary, content) = reply.map_err(model_error_status)?;
+        self.0.driver.check_leader().map_err(driver_error_status)?;
         let model = Some(model_messages::model_message(summary));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }

@@ -27,8 +27,8 @@ use tonic_health::ServingStatus;
 use units::limits::{CALLS_PER_CONNECTION_MAX, SESSION_SILENCE_TIMEOUT};
 
 use super::{
-    AccessControl, STOP_TIMEOUT, ServeError, Signals, Stop, load_changed, load_tls_config, notify_systemd,
-    now_unix_ms, serve_ledger, start_server,
+    AccessControl, ServeError, Signals, Stop, load_changed, load_tls_config, log_rejected_reload,
+    notify_systemd, now_unix_ms, serve_ledger, start_server,
 };
 use crate::{
     config::{Config, Etcd},
@@ -43,6 +43,8 @@ use crate::{
     store_folder::{self, OpenedStore},
 };
 
+/// Time in which clients of a standby must close their connections.
+const STANDBY_STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Delay between two attempts to reach etcd at the start.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -60,17 +62,55 @@ pub(super) async fn serve_from_etcd(path: &Path, config: Config, etcd: &Etcd) ->
     let mut config = config;
     let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
     loop {
+        // systemd expects these notifications until the ledger is loaded.
+        let watchdog = AbortOnDrop(tokio::spawn(run_watchdog()));
         let Some(leader) = wait_as_standby(path, &mut config, &election, &mut signals).await? else {
             return Ok(());
         };
-        let opened = open_store(path, &config, &leader).await?;
-        // Only the leader creates tokens, so that managers can share the folder.
-        let (access, new_tokens) = AccessControl::load(path, &config)?;
-        new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
+        let (opened, access) = match prepare_leader(path, &config, &leader).await {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                leader.resign().await; // another manager may be able to load the ledger
+                return Err(error);
+            }
+        };
+        drop(watchdog);
+        let started_with = config.clone();
         match serve_ledger(path, config, opened, &access, &mut signals, Some(leader)).await? {
             Stop::Signal => return Ok(()),
-            Stop::HandOver => config = Config::load(path)?, // the leader may have reloaded it
+            Stop::HandOver => config = reload_after_hand_over(path, started_with),
         }
+    }
+}
+
+/// Opens the ledger and prepares the identification of clients. Only the leader creates tokens, so that managers can
+/// share the folder.
+async fn prepare_leader(
+    path: &Path,
+    config: &Config,
+    leader: &Leader,
+) -> Result<(OpenedStore, AccessControl), ServeError> {
+    let opened = open_store(path, config, leader).await?;
+    let (access, new_tokens) = AccessControl::load(path, config)?;
+    new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
+    Ok((opened, access))
+}
+
+/// Returns the configuration after a hand-over: that of the file, which the leader may have reloaded, or the earlier
+/// one if the file is not valid.
+fn reload_after_hand_over(path: &Path, earlier: Config) -> Config {
+    load_changed(path, &earlier).unwrap_or_else(|error| {
+        log_rejected_reload(path, &error);
+        earlier
+    })
+}
+
+/// Task that is aborted when the value is dropped.
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -84,15 +124,17 @@ async fn wait_as_standby(
     let (access, _) = AccessControl::load(path, config)?;
     let server = StandbyServer::start(config, &access, election.leader()).await?;
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("standby")]);
-    let watchdog = tokio::spawn(run_watchdog());
     let folder = config.manager.folder.clone();
-    let campaign = async {
+    let mut campaign = election.campaign();
+    let elected = async {
         check_rack(path, &folder, election.cluster()).await?;
-        Ok(election.campaign().await?)
+        Ok(election.win(&mut campaign).await?)
     };
-    let elected = wait_for_election(path, config, &access, signals, campaign).await;
-    watchdog.abort();
+    let elected = wait_for_election(path, config, &access, signals, elected).await;
     server.stop().await;
+    if !matches!(elected, Ok(Some(_))) {
+        election.withdraw(campaign).await;
+    }
     elected
 }
 
@@ -102,18 +144,15 @@ async fn wait_for_election(
     config: &mut Config,
     access: &AccessControl,
     signals: &mut Signals,
-    campaign: impl Future<Output = Result<Leader, ServeError>>,
+    elected: impl Future<Output = Result<Leader, ServeError>>,
 ) -> Result<Option<Leader>, ServeError> {
-    let mut campaign = std::pin::pin!(campaign);
+    let mut elected = std::pin::pin!(elected);
     loop {
         tokio::select! {
-            elected = &mut campaign => return elected.map(Some),
+            elected = &mut elected => return elected.map(Some),
             _ = signals.hangup.recv() => match reload(path, config, access) {
                 Ok(()) => tracing::info!(path = %path.display(), "rack.toml reloaded"),
-                Err(error) => {
-                    let error = units::chain(&error);
-                    tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
-                }
+                Err(error) => log_rejected_reload(path, &error),
             },
             _ = signals.terminate.recv() => return Ok(None),
             _ = signals.interrupt.recv() => return Ok(None),
@@ -220,10 +259,10 @@ impl StandbyServer {
         Ok(Self { stop, server, exporter })
     }
 
-    /// Closes the socket and all connections.
+    /// Closes the socket and all connections. Waits only shortly for clients, because a standby has no calls to complete.
     async fn stop(mut self) {
         let _ = self.stop.send(true); // fails only if the server has ended
-        if tokio::time::timeout(STOP_TIMEOUT, &mut self.server).await.is_err() {
+        if tokio::time::timeout(STANDBY_STOP_TIMEOUT, &mut self.server).await.is_err() {
             self.server.abort();
         }
         if let Some(exporter) = self.exporter {

@@ -85,9 +85,9 @@ impl Cluster {
         format!("{}/leader", self.prefix).into_bytes()
     }
 
-    /// Returns the key of the manager with a name, or with an empty name, the prefix of the keys of all managers.
-    pub fn manager_key(&self, name: &str) -> Vec<u8> {
-        format!("{}/managers/{name}", self.prefix).into_bytes()
+    /// Returns the prefix of the keys of all managers. It is followed by the name of the manager.
+    pub fn managers_prefix(&self) -> Vec<u8> {
+        format!("{}/managers/", self.prefix).into_bytes()
     }
 
     /// Returns the key of the name of the manager that must be elected next.

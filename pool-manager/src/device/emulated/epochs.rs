@@ -50,11 +50,13 @@ impl EpochsFile {
         let lock = lock_directory(directory, token.is_some())?;
         let path = directory.join(file_name(token));
         let others = find_others(directory, token)?;
-        if let (Some(latest), false) = (others.last(), path.exists()) {
-            take_over(&directory.join(file_name(*latest)), &path)?;
-        }
-        find_others(directory, token)?; // a later manager may have opened the device in the meantime
-        for other in others {
+        let file = match (others.last(), path.exists()) {
+            (Some(latest), false) => take_over(&directory.join(file_name(*latest)), &path)?,
+            _ => open_private_file(&path).map_err(io_error("open", &path))?,
+        };
+        // The file of this manager exists, so a later manager finds it. If the later manager looked for it before,
+        // this manager finds the file of the later one.
+        for other in find_others(directory, token)? {
             match fs::remove_file(directory.join(file_name(other))) {
                 Err(errno) if errno.kind() != io::ErrorKind::NotFound => {
                     return Err(io_error("remove", &directory.join(file_name(other)))(errno));
@@ -62,7 +64,6 @@ impl EpochsFile {
                 _ => {}
             }
         }
-        let file = open_private_file(&path).map_err(io_error("open", &path))?;
         let history = read(&file, &path, directory, slices)?;
         Ok(Self { path, file, history, _lock: lock })
     }
@@ -110,18 +111,16 @@ fn find_others(
     }
 }
 
-/// Copies the file of an earlier manager. The copy appears atomically.
-fn take_over(earlier: &Path, path: &Path) -> Result<(), DeviceError> {
+/// Copies the file of an earlier manager, and opens the copy, which appears atomically.
+fn take_over(earlier: &Path, path: &Path) -> Result<File, DeviceError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
-    let contents = match fs::read(earlier) {
-        Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()), // a later manager took it over
-        contents => contents.map_err(io_error("read", earlier))?,
-    };
+    let contents = fs::read(earlier).map_err(io_error("read", earlier))?; // fails if a later manager took it over
     let copy = open_private_file(&partial).map_err(io_error("create", &partial))?;
     copy.set_len(0).and_then(|()| copy.write_all_at(&contents, 0)).map_err(io_error("write", &partial))?;
-    fs::rename(&partial, path).map_err(io_error("rename", &partial))
+    fs::rename(&partial, path).map_err(io_error("rename", &partial))?;
+    Ok(copy)
 }
 
 fn lock_directory(directory: &Path, is_shared: bool) -> Result<File, DeviceError> {

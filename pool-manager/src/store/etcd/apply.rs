@@ -23,11 +23,16 @@ const OPERATIONS_MAX: usize = 120;
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of a value, or of a chunk of a larger value, in bytes.
 pub(super) const VALUE_BYTES_MAX: usize = 128 << 10;
+/// Size of the log, in bytes, from which batches are applied although more batches are added. A larger log means fewer
+/// writes, because entries that change several times are written once, but a longer take-over.
+const LAZY_LOG_BYTES: usize = 4 << 20;
+/// Time without a new batch after which all batches are applied.
+const IDLE_DELAY: Duration = Duration::from_millis(100);
 /// Delay before batches are applied again after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Number of entries after which the batches that are applied together end, so that the log becomes shorter even if
 /// the task is aborted soon.
-const ROUND_ENTRIES: usize = 2048;
+const ROUND_ENTRIES: usize = 16_384;
 /// First byte of an entry with the value itself.
 pub(super) const VALUE: u8 = 0;
 /// First byte of an entry with the number of the value's chunks.
@@ -97,6 +102,20 @@ impl Pending {
         self.lock().batches.iter().take_while(has_space).cloned().collect()
     }
 
+    /// Waits until the log is large, or not empty while no batches are added.
+    async fn wait_for_batches(&self) {
+        loop {
+            let bytes = self.lock().bytes;
+            let added = self.added.notified();
+            match bytes {
+                0 => added.await,
+                LAZY_LOG_BYTES.. => return,
+                _ if tokio::time::timeout(IDLE_DELAY, added).await.is_err() => return,
+                _ => {}
+            }
+        }
+    }
+
     fn remove_up_to(&self, number: u64) {
         let mut queue = self.lock();
         while queue.batches.front().is_some_and(|batch| batch.number <= number) {
@@ -114,11 +133,9 @@ impl Pending {
 /// Applies batches until this manager is not the leader any more.
 pub(super) async fn run(keys: Arc<Keys>, pending: Arc<Pending>, mut applied: Position) {
     loop {
+        pending.wait_for_batches().await;
         let batches = pending.first_batches();
-        let Some(last) = batches.last().map(|batch| batch.number) else {
-            pending.added.notified().await;
-            continue;
-        };
+        let Some(last) = batches.last().map(|batch| batch.number) else { continue };
         match apply(&keys, &batches, last, &mut applied).await {
             Ok(()) => {
                 pending.remove_up_to(last);

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, mem};
 
-use ::etcd::messages::{KeyValue, RequestOp, put};
+use ::etcd::{
+    client::RESPONSE_BYTES_MAX,
+    messages::{KeyValue, RequestOp, put},
+};
 
 use super::{
     StoreError, Table, Write,
@@ -12,7 +15,11 @@ use super::{
 /// Maximum size of the data of a part, in bytes. etcd accepts requests of 1.5 MiB.
 const PART_BYTES_MAX: usize = 1 << 20;
 /// Number of parts that one call reads.
-const PAGE_PARTS: i64 = 4;
+const PAGE_PARTS: i64 = 32;
+const _: () = assert!(
+    32 * (PART_BYTES_MAX + (1 << 10)) <= RESPONSE_BYTES_MAX,
+    "a page of the largest parts must fit into a response"
+);
 /// First byte of a part that is not the last one of its batch.
 const IS_CONTINUED: u8 = 0;
 /// First byte of the last part of a batch.
