@@ -10,6 +10,7 @@ use std::{
 use ::etcd::messages::{RangeRequest, TxnRequest, kv_client::KvClient, put};
 use local_rack::Process;
 use proto::bearer::{Bearer, ClientChannel};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     failure::Failure,
@@ -121,6 +122,68 @@ impl Writer for TwoPutWriter {
                 subject: "put two records into etcd".to_owned(),
                 reply: format!("{reply:?}"),
             })
+        }
+    }
+}
+
+/// Maximum number of writes in a transaction. etcd accepts 128 operations.
+const WRITES_PER_TRANSACTION_MAX: usize = 60;
+
+/// Client whose writes a task collects in transactions, with one transaction at a time.
+#[derive(Clone, Debug)]
+pub struct BatchedWriter {
+    writes: mpsc::Sender<PendingWrite>,
+    key: String,
+}
+
+/// Write that waits for its transaction.
+#[derive(Debug)]
+struct PendingWrite {
+    slice: Vec<u8>,
+    request: Vec<u8>,
+    done: oneshot::Sender<()>,
+}
+
+impl BatchedWriter {
+    /// Returns `count` clients that share transactions on this connection. `round` makes their keys unique.
+    pub fn start(channel: ClientChannel, count: usize, round: u32) -> Vec<Self> {
+        let (writes, received) = mpsc::channel(count);
+        tokio::spawn(write_batches(KvClient::new(channel), received));
+        vec![Self { writes, key: format!("batched-{round}") }; count]
+    }
+}
+
+impl Writer for BatchedWriter {
+    async fn write(&mut self, number: u64) -> Result<(), Failure> {
+        let (done, written) = oneshot::channel();
+        let slice = format!("slices/{:05}", number % SLICE_KEY_COUNT).into_bytes();
+        let request = format!("requests/{}-{number}", self.key).into_bytes();
+        let failure = || Failure::UnexpectedReply {
+            subject: "put a batch into etcd".to_owned(),
+            reply: "the transaction failed".to_owned(),
+        };
+        self.writes.send(PendingWrite { slice, request, done }).await.map_err(|_| failure())?;
+        written.await.map_err(|_| failure())
+    }
+}
+
+/// Writes all collected writes in one transaction, again and again, until a transaction fails.
+async fn write_batches(mut kv: KvClient<ClientChannel>, mut received: mpsc::Receiver<PendingWrite>) {
+    let mut batch = Vec::new();
+    while received.recv_many(&mut batch, WRITES_PER_TRANSACTION_MAX).await > 0 {
+        let puts = batch.iter().flat_map(|write| {
+            [
+                put(write.slice.clone(), SLICE_RECORD.to_vec()),
+                put(write.request.clone(), REQUEST_RECORD.to_vec()),
+            ]
+        });
+        let request = TxnRequest { success: puts.collect(), ..TxnRequest::default() };
+        match kv.txn(request).await {
+            Ok(reply) if reply.get_ref().succeeded => {}
+            _ => return, // the waiting clients fail
+        }
+        for write in batch.drain(..) {
+            let _ = write.done.send(()); // the client may have stopped
         }
     }
 }

@@ -107,11 +107,40 @@ impl Rack {
     /// # Errors
     /// [`Failure`] if a program does not start or does not reply.
     pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
+        Self::start_with(plan, programs, folder, |config| config).await
+    }
+
+    /// Starts a rack like [`Self::start`] whose ledger is in the etcd at `uri`.
+    ///
+    /// # Errors
+    /// [`Failure`] if a program does not start or does not reply.
+    pub async fn start_in_etcd(
+        plan: Plan,
+        programs: &Programs,
+        folder: &Path,
+        uri: &str,
+    ) -> Result<Self, Failure> {
+        let store = uri.replace("http://", "etcd://");
+        Self::start_with(plan, programs, folder, |config| RackConfig {
+            state_dir: Some(config.store),
+            store: store.into(),
+            extra: "[etcd]\nname = \"bench\"".to_owned(),
+            ..config
+        })
+        .await
+    }
+
+    async fn start_with(
+        plan: Plan,
+        programs: &Programs,
+        folder: &Path,
+        change: impl FnOnce(RackConfig) -> RackConfig,
+    ) -> Result<Self, Failure> {
         let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY_DIR);
         let memory = memory.map_err(Failure::file_error("create a folder in", MEMORY_DIR))?;
         let (store, config) = (folder.join("store"), folder.join("rack.toml"));
         let listen = format!("127.0.0.1:{}", free_port()?);
-        write_file(&config, &plan.config(&listen, &store, memory.path()).to_string())?;
+        write_file(&config, &change(plan.config(&listen, &store, memory.path())).to_string())?;
         let (programs, logs) = (programs.clone(), folder.to_owned());
         let mut rack = Self {
             manager: None,
