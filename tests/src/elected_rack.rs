@@ -156,6 +156,23 @@ impl ElectedRack {
         self.managers[manager].as_ref().expect("the manager runs").signal(signal);
     }
 
+    /// Pauses a running manager, and waits until none of its threads runs.
+    pub fn pause_manager(&self, manager: usize) {
+        self.signal_manager(manager, Signal::STOP);
+        let process = self.managers[manager].as_ref().expect("the manager runs");
+        let tasks = PathBuf::from(format!("/proc/{}/task", process.pid()));
+        let is_stopped = |task: std::io::Result<fs::DirEntry>| {
+            let stat = fs::read_to_string(task.expect("the folder is readable").path().join("stat"));
+            // The state follows the name of the thread in parentheses.
+            stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        };
+        let start = Instant::now();
+        while !fs::read_dir(&tasks).expect("the process exists").all(is_stopped) {
+            assert!(start.elapsed() < WAIT_TIMEOUT, "the manager does not stop");
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     /// Waits until a manager has ended, and returns whether it was successful.
     pub fn wait_for_end(&mut self, manager: usize) -> bool {
         let mut process = self.managers[manager].take().expect("the manager was started");

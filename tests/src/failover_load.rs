@@ -28,6 +28,8 @@ use crate::{
 
 /// Time limit of one call, so that a call to a paused manager ends.
 const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Time limit of a wait for the clients. It is high because test machines are shared.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay before a call is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// Number of VMs with a slice that a client holds at most.
@@ -167,6 +169,15 @@ impl Load {
         });
         let threads = threads.collect();
         Self { history, stopping, threads }
+    }
+
+    /// Waits until the clients have made this number of further reservations.
+    pub fn wait_for_calls(&self, reservations: usize) {
+        let (before, started) = (self.history.counts().0, Instant::now());
+        while self.history.counts().0 < before + reservations {
+            assert!(started.elapsed() < WAIT_TIMEOUT, "the clients make no progress");
+            std::thread::sleep(RETRY_DELAY);
+        }
     }
 
     /// Lets the clients complete their calls, and returns the history.
