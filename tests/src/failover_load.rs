@@ -44,13 +44,28 @@ pub struct Span {
     pub acknowledged: Instant,
 }
 
-/// Calls about one VM; `None` if the call was not acknowledged.
-#[derive(Clone, Debug, Default)]
+/// Call that may not be acknowledged yet.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    requested: Instant,
+    acknowledged: Option<Instant>,
+}
+
+impl Call {
+    fn start() -> Self {
+        Self { requested: Instant::now(), acknowledged: None }
+    }
+
+    fn is_acknowledged_before(self, at: Instant) -> bool {
+        self.acknowledged.is_some_and(|acknowledged| acknowledged < at)
+    }
+}
+
+/// Calls about one VM.
+#[derive(Clone, Debug)]
 struct VmCalls {
-    reserve_requested: Option<Instant>,
-    reserve: Option<Span>,
-    release_requested: Option<Instant>,
-    release: Option<Span>,
+    reserve: Call,
+    release: Option<Call>,
 }
 
 /// List of reservations: time of the call, and slices by VM.
@@ -102,7 +117,7 @@ impl History {
     }
 
     fn change(&self, vm: &str, change: impl FnOnce(&mut VmCalls)) {
-        change(lock(&self.vms).entry(vm.to_owned()).or_default());
+        change(lock(&self.vms).get_mut(vm).expect("the VM was reserved"));
     }
 
     /// Checks the history. Returns a description of each violation.
@@ -113,13 +128,13 @@ impl History {
             let Span { requested, acknowledged } = list.span;
             for (vm, calls) in vms.iter() {
                 let is_listed = list.vms.contains_key(vm);
-                let is_reserved = calls.reserve.is_some_and(|span| span.acknowledged < requested);
-                let may_be_released = calls.release_requested.is_some_and(|at| at < acknowledged);
+                let is_reserved = calls.reserve.is_acknowledged_before(requested);
+                let may_be_released = calls.release.is_some_and(|call| call.requested < acknowledged);
                 if is_reserved && !may_be_released && !is_listed {
                     violations.push(format!("list {number}: acknowledged reservation of {vm} is missing"));
                 }
-                let is_released = calls.release.is_some_and(|span| span.acknowledged < requested);
-                let may_be_reserved = calls.reserve_requested.is_some_and(|at| at < acknowledged);
+                let is_released = calls.release.is_some_and(|call| call.is_acknowledged_before(requested));
+                let may_be_reserved = calls.reserve.requested < acknowledged;
                 if is_listed && (is_released || !may_be_reserved) {
                     violations
                         .push(format!("list {number}: {vm} is listed, but is released or not yet reserved"));
@@ -221,19 +236,20 @@ impl Client {
     async fn reserve(&mut self, vm: &str) {
         let (history, request) =
             (Arc::clone(&self.history), reserve_request("h0", vm, 1, &format!("r-{vm}")));
-        history.change(vm, |calls| calls.reserve_requested = Some(Instant::now()));
+        lock(&history.vms).insert(vm.to_owned(), VmCalls { reserve: Call::start(), release: None });
         let called = self.call(async |channel| {
             let mut client = wire::scheduler_client::SchedulerClient::new(channel);
             client.reserve(request.clone()).await.map(|reply| reply.into_inner().vm)
         });
         let (span, manager, _) = called.await;
-        history.change(vm, |calls| calls.reserve = Some(span));
+        history.change(vm, |calls| calls.reserve.acknowledged = Some(span.acknowledged));
         lock(&history.acknowledgements).push(Acknowledgement { at: span.acknowledged, manager });
     }
 
     async fn release(&mut self, vm: &str) {
         let history = Arc::clone(&self.history);
-        history.change(vm, |calls| calls.release_requested = Some(Instant::now()));
+        let call = Call::start();
+        history.change(vm, |calls| calls.release = Some(call));
         let is_first = AtomicBool::new(true);
         let called = self.call(async |channel| {
             let request = wire::ReleaseRequest { target: vm_ref(vm), ..Default::default() };
@@ -248,7 +264,8 @@ impl Client {
         if is_lost {
             lock(&history.lost).push(format!("acknowledged reservation of {vm} is not found"));
         }
-        history.change(vm, |calls| calls.release = Some(span));
+        let acknowledged = Some(span.acknowledged);
+        history.change(vm, |calls| calls.release = Some(Call { acknowledged, ..call }));
     }
 
     async fn list(&mut self) {
@@ -337,14 +354,9 @@ mod tests {
             acknowledged: at(acknowledged),
         };
         let history = History::default();
-        history.change("a", |calls| {
-            *calls = VmCalls {
-                reserve_requested: Some(at(reserve[0])),
-                reserve: Some(span(reserve)),
-                release_requested: release.map(|[requested, _]| at(requested)),
-                release: release.map(span),
-            };
-        });
+        let call = |times: [u64; 2]| Call { requested: at(times[0]), acknowledged: Some(at(times[1])) };
+        let calls = VmCalls { reserve: call(reserve), release: release.map(call) };
+        lock(&history.vms).insert("a".to_owned(), calls);
         let mut vms = BTreeMap::<String, Vec<u32>>::new();
         listed.iter().for_each(|(vm, slice)| vms.entry((*vm).to_owned()).or_default().push(*slice));
         lock(&history.lists).push(List { span: span(list), vms });
