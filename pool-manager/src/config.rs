@@ -85,15 +85,6 @@ impl Manager {
         if self.etcd.is_some() { "manager.state_dir" } else { "manager.store" }
     }
 
-    /// Returns [`Self::listen`] as a URI.
-    pub fn listen_uri(&self, has_tls: bool) -> String {
-        match &self.listen {
-            Listen::Tcp(address) if has_tls => format!("https://{address}"),
-            Listen::Tcp(address) => format!("http://{address}"),
-            Listen::Unix(_) => self.listen.to_string(),
-        }
-    }
-
     /// Returns the value of `manager.store`: a path, or an address of etcd.
     pub fn store(&self) -> String {
         match &self.etcd {
@@ -121,6 +112,17 @@ impl Listen {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
             Self::Unix(_) => true,
+        }
+    }
+}
+
+impl Listen {
+    /// Returns the address as a URI.
+    pub fn uri(&self, has_tls: bool) -> String {
+        match self {
+            Self::Tcp(address) if has_tls => format!("https://{address}"),
+            Self::Tcp(address) => format!("http://{address}"),
+            Self::Unix(_) => self.to_string(),
         }
     }
 }

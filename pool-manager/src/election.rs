@@ -117,6 +117,11 @@ impl ElectedManager {
 }
 
 impl ManagerEntry {
+    /// Returns the entry of this program.
+    pub fn new(name: String, address: String, started_unix_ms: u64) -> Self {
+        Self { name, address, version: env!("CARGO_PKG_VERSION").to_owned(), started_unix_ms }
+    }
+
     fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("the entry has only strings and numbers")
     }
@@ -148,7 +153,7 @@ impl Election {
         &self.cluster
     }
 
-    /// Returns a receiver of the current leader, which [`Self::campaign`] updates; `None` if there is no leader.
+    /// Returns a receiver of the current leader, which [`Self::win`] updates; `None` if there is no leader.
     pub fn leader(&self) -> watch::Receiver<Option<ManagerEntry>> {
         self.leader.subscribe()
     }

@@ -17,6 +17,7 @@ use crate::{
     store::{
         Scan, StoreError,
         backup::{self, BackupError, Restore},
+        etcd::Cluster,
         redb::RedbStore,
     },
     store_folder::{self, StoreFolderError},
@@ -210,7 +211,7 @@ fn can_assign_group(group: u32) -> bool {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
-    let mut store = open_for_reading(path, &config)?;
+    let (mut store, cluster) = open_for_reading(path, &config)?;
     let checked = backup::check(store.as_mut(), &mut |table, key, value| {
         records::check_entry(table, key, value).map_err(|error| error.to_string())
     })?;
@@ -224,12 +225,9 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
         });
     }
     let (meta, folder) = (records::load(store.as_mut())?.meta, &config.manager.folder);
-    let meta = match &config.manager.etcd {
+    let meta = match cluster {
         None => store_folder::check_rack(folder, meta, path)?,
-        Some(etcd) => {
-            let location = etcd::connect(path, etcd)?.location();
-            store_folder::check_etcd_rack(&location, folder, meta, path)?
-        }
+        Some(cluster) => store_folder::check_etcd_rack(&cluster.location(), folder, meta, path)?,
     };
     Tokens::prepare(&config.manager.folder, &config.hosts)?;
     let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
@@ -237,13 +235,14 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Opens the store without changing it. A store in etcd may be in use.
-fn open_for_reading(path: &Path, config: &Config) -> Result<Box<dyn Scan>, OfflineError> {
+/// Opens the store without changing it, and returns the cluster if it is in etcd. A store in etcd may be in use.
+fn open_for_reading(path: &Path, config: &Config) -> Result<(Box<dyn Scan>, Option<Cluster>), OfflineError> {
     if let Some(etcd) = &config.manager.etcd {
-        return Ok(etcd::connect(path, etcd)?.read()?);
+        let cluster = etcd::connect(path, etcd)?;
+        return Ok((cluster.read()?, Some(cluster)));
     }
     store_folder::check_file(&config.manager.folder, path)?;
-    Ok(Box::new(RedbStore::open_read_only(&config.manager.folder)?))
+    Ok((Box::new(RedbStore::open_read_only(&config.manager.folder)?), None))
 }
 
 /// Copies the store into a new file. Changes no file of the store.
@@ -253,7 +252,8 @@ fn open_for_reading(path: &Path, config: &Config) -> Result<Box<dyn Scan>, Offli
 /// written.
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
-    let entries = backup::backup(open_for_reading(path, &config)?.as_mut(), to)?;
+    let (mut store, _) = open_for_reading(path, &config)?;
+    let entries = backup::backup(store.as_mut(), to)?;
     println!(
         "{}: backup of {}, {} entries",
         to.display(),
@@ -303,15 +303,19 @@ pub fn transfer(path: &Path, to: Option<&str>) -> Result<(), OfflineError> {
     Ok(())
 }
 
+/// Returns the generation of the ledger in a store; `None` if it cannot be read, or there is none.
+fn ledger_generation(store: &mut dyn Scan) -> Option<u64> {
+    records::load(store).ok()?.meta.map(|meta| meta.generation)
+}
+
 fn restore_folder(
     config: &Config,
     from: &Path,
     force: bool,
     unix_seconds: u64,
 ) -> Result<RestoredStore, OfflineError> {
-    let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
     let into = &config.manager.folder;
-    let restored = Restore { from, into, force, unix_seconds, generation: &generation }.run()?;
+    let restored = Restore { from, into, force, unix_seconds, generation: &ledger_generation }.run()?;
     Ok(RestoredStore { generation: restored.generation, replaced: restored.replaced_store })
 }
 

@@ -287,7 +287,7 @@ async fn serve_rack(
     }
     tracing::info!(listen = %config.manager.listen, store = config.manager.store(), "pool-manager ready");
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("serving requests")]);
-    tasks.push(tokio::spawn(run_watchdog(handle.clone())));
+    tasks.push(tokio::spawn(run_watchdog(ledger_progress(handle.clone()))));
     let targets = ReloadTargets { policy, rehome, settings, shares };
     let result = tokio::select! {
         () = reload_until_stopped(path, config, &handle, access, &targets, signals) => Ok(Stop::Signal),
@@ -328,13 +328,9 @@ async fn stop_services(
 fn rack_managers(config: &Config, elected: Option<ElectedManager>) -> Managers {
     elected.map_or_else(
         || {
-            let machine = rustix::system::uname();
-            Managers::Only(ManagerEntry {
-                name: machine.nodename().to_string_lossy().into_owned(),
-                address: config.manager.listen_uri(config.tls.is_some()),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                started_unix_ms: now_unix_ms(),
-            })
+            let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let address = config.manager.listen.uri(config.tls.is_some());
+            Managers::Only(ManagerEntry::new(machine, address, now_unix_ms()))
         },
         Managers::Elected,
     )
@@ -529,6 +525,15 @@ async fn reload(
 /// gRPC router with the layer that counts open calls.
 type Router = tonic::transport::server::Router<Stack<CallCounterLayer, tower_layer::Identity>>;
 
+/// Returns a gRPC server without services.
+fn server_builder() -> Server<Stack<CallCounterLayer, tower_layer::Identity>> {
+    Server::builder()
+        .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
+        .http2_keepalive_interval(Some(SESSION_SILENCE_TIMEOUT.as_duration())) // closes connections of clients that do not respond
+        .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
+        .layer(CallCounterLayer)
+}
+
 async fn build_router(shared: ServiceContext) -> Router {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<SchedulerServer<Scheduler>>().await;
@@ -556,11 +561,7 @@ async fn build_router(shared: ServiceContext) -> Router {
     let admin = AdminServer::new(Admin(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
     let models = ModelsServer::new(Models(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
     let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
-    Server::builder()
-        .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(SESSION_SILENCE_TIMEOUT.as_duration())) // closes connections of clients that do not respond
-        .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
-        .layer(CallCounterLayer)
+    server_builder()
         .add_service(reflection)
         .add_service(reflection_v1alpha)
         .add_service(CountedService::new(scheduler, &rpc))
@@ -606,19 +607,26 @@ async fn wait_until_stopping(mut stopping: watch::Receiver<bool>) {
     drop(stopping.wait_for(|stop| *stop).await);
 }
 
-/// Sends watchdog notifications to systemd, if it requires them, while the ledger's thread makes
-/// progress. systemd restarts the manager if a write hangs.
-async fn run_watchdog(handle: Handle) {
+/// Sends watchdog notifications to systemd, if it requires them, while `makes_progress` returns
+/// `true`. Otherwise, systemd restarts the manager.
+async fn run_watchdog(mut makes_progress: impl FnMut() -> bool) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(within / 4);
-    let mut last = None;
     loop {
         tick.tick().await;
-        let iterations = Some(handle.wake_and_count_iterations());
-        if last != iterations {
+        if makes_progress() {
             notify_systemd(&[NotifyState::Watchdog]);
         }
-        last = iterations;
+    }
+}
+
+/// Returns whether the ledger's thread has made progress since the last call. It does not if a write
+/// hangs.
+fn ledger_progress(handle: Handle) -> impl FnMut() -> bool {
+    let mut last = None;
+    move || {
+        let iterations = Some(handle.wake_and_count_iterations());
+        std::mem::replace(&mut last, iterations) != iterations
     }
 }
 

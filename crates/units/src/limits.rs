@@ -452,10 +452,10 @@ pub const OBSERVED_STATE_BATCH_DELAY: Ns = Ns::ms(1);
 pub const DESIRED_STATE_RESEND_AFTER: Ns = Ns::secs(2);
 /// Shortest delay before an agent reconnects to the manager.
 pub const RECONNECT_BACKOFF_MIN: Ns = Ns::ms(100);
-/// Maximum number of managers of a rack: the leader and its standbys.
-pub const MANAGERS_MAX: usize = 16;
 /// Longest delay before an agent reconnects to the manager.
 pub const RECONNECT_BACKOFF_MAX: Ns = Ns::secs(1);
+/// Maximum number of managers of a rack: the leader and its standbys.
+pub const MANAGERS_MAX: usize = 16;
 /// Shortest interval between two log lines of an agent about failed sessions with the manager.
 pub const SESSION_LOG_INTERVAL_MIN: Ns = Ns::secs(10);
 /// Longest interval between two log lines of an agent about sessions that fail for the same reason.

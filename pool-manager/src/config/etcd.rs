@@ -221,8 +221,6 @@ fn parse_advertise(field: &Field<'_>, has_tls: bool) -> Result<String, String> {
 fn default_advertise(listen: &Listen, has_tls: bool) -> Option<String> {
     match listen {
         Listen::Tcp(address) if address.ip().is_unspecified() => None,
-        Listen::Tcp(address) if has_tls => Some(format!("https://{address}")),
-        Listen::Tcp(address) => Some(format!("http://{address}")),
-        Listen::Unix(_) => Some(listen.to_string()),
+        _ => Some(listen.uri(has_tls)),
     }
 }

@@ -3,13 +3,12 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use super::{OfflineError, RestoredStore};
+use super::{OfflineError, RestoredStore, ledger_generation};
 use crate::{
     config::{Config, Etcd},
     election::{self, Election, HandOver, Leader, ManagerEntry},
-    etcd_connection, records,
+    etcd_connection,
     store::{
-        Scan,
         backup::{self, BackupCopy, BackupError},
         disk::DATABASE_FILE,
         etcd::Cluster,
@@ -47,12 +46,7 @@ fn write_as_leader<T>(
 
 /// Waits until this process is elected, for at most the lease of a manager that ended a moment ago.
 fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
-    let entry = ManagerEntry {
-        name: etcd.name.to_string(),
-        address: etcd.advertise.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_unix_ms: 0,
-    };
+    let entry = ManagerEntry::new(etcd.name.to_string(), etcd.advertise.clone(), 0);
     let election = Election::new(cluster.clone(), &entry, etcd.lease);
     let (timeout, leader) = (etcd.lease.as_duration() + ELECTION_MARGIN, election.leader());
     let elected = cluster.block_on(async move {
@@ -101,7 +95,6 @@ pub(super) fn restore(
     let mut copy = BackupCopy::open(from, &folder.join(COPY_FILE))?;
     write_as_leader(&cluster, etcd, |leader| {
         let mut existing = cluster.read_unchecked()?;
-        let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
         let mut saved = None;
         if !is_empty(existing.as_mut())? {
             if !force {
@@ -111,10 +104,10 @@ pub(super) fn restore(
             backup::backup(existing.as_mut(), &file)?;
             saved = Some(file);
         }
-        let before = generation(existing.as_mut()).unwrap_or(0);
+        let before = ledger_generation(existing.as_mut()).unwrap_or(0);
         drop(existing);
         let mut store = leader.elected().replace_store()?;
-        let generation = copy.restore(&mut store, before, unix_seconds, &generation)?;
+        let generation = copy.restore(&mut store, before, unix_seconds, &ledger_generation)?;
         Ok(RestoredStore { generation, replaced: saved })
     })
 }

@@ -21,24 +21,19 @@ use tonic::{
     body::Body,
     codegen::{Service, http},
     server::NamedService,
-    transport::Server,
 };
 use tonic_health::ServingStatus;
-use units::limits::{CALLS_PER_CONNECTION_MAX, SESSION_SILENCE_TIMEOUT};
 
 use super::{
     AccessControl, ServeError, Signals, Stop, load_changed, load_tls_config, log_rejected_reload,
-    notify_systemd, now_unix_ms, serve_ledger, start_server,
+    notify_systemd, now_unix_ms, run_watchdog, serve_ledger, server_builder, start_server,
 };
 use crate::{
     config::{Config, Etcd},
     election::{Election, Leader, ManagerEntry},
     etcd_connection,
     records::{self, LoadError},
-    rpc::{
-        admin::Admin, agent::Agent, connections::CallCounterLayer, models::Models, scheduler::Scheduler,
-        status::not_leader_status,
-    },
+    rpc::{admin::Admin, agent::Agent, models::Models, scheduler::Scheduler, status::not_leader_status},
     store::etcd::Cluster,
     store_folder::{self, OpenedStore},
 };
@@ -52,18 +47,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(super) async fn serve_from_etcd(path: &Path, config: Config, etcd: &Etcd) -> Result<(), ServeError> {
     let in_file = |error| ServeError::Etcd { path: path.to_owned(), error };
     let cluster = etcd_connection::connect(etcd).map_err(in_file)?;
-    let entry = ManagerEntry {
-        name: etcd.name.to_string(),
-        address: etcd.advertise.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        started_unix_ms: now_unix_ms(),
-    };
+    let entry = ManagerEntry::new(etcd.name.to_string(), etcd.advertise.clone(), now_unix_ms());
     let election = Election::new(cluster, &entry, etcd.lease);
     let mut config = config;
     let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
     loop {
         // systemd expects these notifications until the ledger is loaded.
-        let watchdog = AbortOnDrop(tokio::spawn(run_watchdog()));
+        let watchdog = AbortOnDrop(tokio::spawn(run_watchdog(|| true)));
         let Some(leader) = wait_as_standby(path, &mut config, &election, &mut signals).await? else {
             return Ok(());
         };
@@ -207,16 +197,6 @@ async fn open_store(path: &Path, config: &Config, leader: &Leader) -> Result<Ope
     Ok(tokio::task::spawn_blocking(open).await.expect("loading the ledger does not panic")?)
 }
 
-/// Sends watchdog notifications to systemd, if it requires them.
-async fn run_watchdog() {
-    let Some(within) = sd_notify::watchdog_enabled() else { return };
-    let mut tick = tokio::time::interval(within / 4);
-    loop {
-        tick.tick().await;
-        notify_systemd(&[NotifyState::Watchdog]);
-    }
-}
-
 /// gRPC and HTTP servers of a standby. The gRPC server rejects all calls except health checks.
 struct StandbyServer {
     stop: watch::Sender<bool>,
@@ -240,11 +220,7 @@ impl StandbyServer {
         ] {
             health.set_service_status(service, ServingStatus::NotServing).await;
         }
-        let router = Server::builder()
-            .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-            .http2_keepalive_interval(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
-            .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
-            .layer(CallCounterLayer)
+        let router = server_builder()
             .add_service(Rejecting::<SchedulerServer<Scheduler>>::new(&leader))
             .add_service(Rejecting::<AdminServer<Admin>>::new(&leader))
             .add_service(Rejecting::<AgentServer<Agent>>::new(&leader))
