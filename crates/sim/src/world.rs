@@ -10,6 +10,7 @@ mod clock;
 mod device;
 mod fault_model;
 mod faults;
+mod former_leader;
 mod history;
 mod hosts;
 mod machine;
@@ -53,8 +54,12 @@ pub use self::{
 #[derive(Debug)]
 enum ScheduledEvent {
     ManagerStart,
-    ManagerWakeup,
+    /// A timer of this run of the manager.
+    ManagerWakeup(u64),
     ManagerBurstEnd(u64),
+    LeaseEnd,
+    /// This run of the manager notices that another one was elected.
+    FormerLeaderEnds(u64),
     /// The store completes a batch of this run of the manager.
     StoreWritten(u64),
     StoreRead(u64),
@@ -123,10 +128,10 @@ impl World {
         Self::build(seed, rng, fault_model, store)
     }
 
-    /// Creates the world for a seed, with the given store.
+    /// Creates the world for a seed, with the given store, which only one manager can open.
     pub fn with_store(seed: u64, store: Box<dyn Store>) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
-        let fault_model = FaultModel::random(&mut rng);
+        let fault_model = FaultModel { has_standby: false, ..FaultModel::random(&mut rng) };
         Self::build(seed, rng, fault_model, store)
     }
 
@@ -196,15 +201,20 @@ impl World {
     }
 
     fn dispatch_event(&mut self, event: ScheduledEvent) {
+        let Some(event) = self.postpone_if_former_is_paused(event) else { return };
         match event {
             ScheduledEvent::ManagerStart => self.start_manager(),
-            ScheduledEvent::ManagerWakeup => self.wake_manager(),
-            ScheduledEvent::ManagerBurstEnd(incarnation) => self.resume_after_burst(incarnation),
-            ScheduledEvent::StoreWritten(incarnation) => self.complete_store_write(incarnation),
-            ScheduledEvent::StoreRead(incarnation) => self.complete_store_read(incarnation),
-            ScheduledEvent::DeviceCallDue(incarnation, emc) => self.make_next_device_call(incarnation, emc),
-            ScheduledEvent::FenceCommandEnd(incarnation, emc, host) => {
-                self.end_fence_command(incarnation, emc, host)
+            ScheduledEvent::ManagerWakeup(run) => self.act_as(run, |world| world.wake_manager(run)),
+            ScheduledEvent::ManagerBurstEnd(run) => self.act_as(run, |world| world.resume_after_burst(run)),
+            ScheduledEvent::LeaseEnd => self.end_lease(),
+            ScheduledEvent::FormerLeaderEnds(run) => self.end_former_leader(run),
+            ScheduledEvent::StoreWritten(run) => self.act_as(run, |world| world.complete_store_write(run)),
+            ScheduledEvent::StoreRead(run) => self.act_as(run, |world| world.complete_store_read(run)),
+            ScheduledEvent::DeviceCallDue(run, emc) => {
+                self.act_as(run, |world| world.make_next_device_call(run, emc));
+            }
+            ScheduledEvent::FenceCommandEnd(run, emc, host) => {
+                self.act_as(run, |world| world.end_fence_command(run, emc, host));
             }
             ScheduledEvent::HostBoot(host) => self.boot_host(host),
             ScheduledEvent::AgentStart(host, boot) => self.start_agent(host, boot),

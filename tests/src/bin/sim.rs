@@ -4,7 +4,7 @@
 use std::{
     process::ExitCode,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
+    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -64,7 +64,7 @@ fn run(first: u64, seeds: u64, args: &Args) -> Result<RunSummary, Box<Failure>> 
     let outcomes: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> =
             (0..cores).map(|_| scope.spawn(|| queue.run_seeds(first, seeds, args))).collect();
-        queue.print_progress(seeds);
+        queue.print_progress(seeds, &threads);
         threads.into_iter().map(|thread| thread.join().expect("a world does not panic")).collect()
     });
     let mut sum = RunSummary::default();
@@ -97,14 +97,13 @@ impl SeedQueue {
             sum += run_seed(first + n, args).inspect_err(|_| self.is_done.store(true, Ordering::Relaxed))?;
             self.done.fetch_add(1, Ordering::Relaxed);
         }
-        self.is_done.store(true, Ordering::Relaxed); // other threads still complete their current seed
         Ok(sum)
     }
 
-    /// Prints the progress periodically until all seeds are done or one fails.
-    fn print_progress(&self, seeds: u64) {
+    /// Prints the progress periodically until a thread ends, because all seeds are done or one fails or panics.
+    fn print_progress<T>(&self, seeds: u64, threads: &[ScopedJoinHandle<'_, T>]) {
         let (start, mut last_print) = (Instant::now(), Instant::now());
-        while !self.is_done.load(Ordering::Relaxed) {
+        while !threads.iter().any(ScopedJoinHandle::is_finished) {
             thread::sleep(POLL_INTERVAL);
             if last_print.elapsed() >= PROGRESS_INTERVAL {
                 last_print = Instant::now();
@@ -113,6 +112,7 @@ impl SeedQueue {
                 println!("{done} of {seeds} seeds, {rate:.0} seeds/s");
             }
         }
+        self.is_done.store(true, Ordering::Relaxed);
     }
 }
 

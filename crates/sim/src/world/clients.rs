@@ -129,6 +129,7 @@ impl World {
         pending: PendingRequest,
         justification: Option<Justification>,
     ) {
+        let Some(request) = self.send_to_former_leader(request) else { return };
         if self.manager_process.is_open() {
             let token = self.manager_process.next_token();
             self.log(|| format!("request {}: {}", token.0, describe_request(&request)));
@@ -347,6 +348,9 @@ impl World {
     }
 
     pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
+        if self.manager_process.is_former_acting {
+            return; // the lease is checked before each reply
+        }
         self.truth.record_justification_reply(token, &answer);
         if self.manager_process.running.as_ref().is_some_and(|running| running.start_request == Some(token)) {
             return self.handle_start_reply(&answer);

@@ -46,6 +46,8 @@ pub(super) struct Device {
     pub(super) failing_slices: BTreeSet<SliceId>,
     /// Saved versions of the record, oldest first.
     snapshots: Vec<Vec<SliceRecord>>,
+    /// Highest fencing token of a manager that has used the device.
+    token: u64,
 }
 
 /// Maximum number of saved versions of the record.
@@ -60,7 +62,13 @@ impl Device {
             failed: false,
             failing_slices: BTreeSet::new(),
             snapshots: Vec::new(),
+            token: 0,
         }
+    }
+
+    /// Returns whether a manager with a higher fencing token has used the device.
+    pub(super) fn has_later_token(&self, token: u64) -> bool {
+        self.token > token
     }
 
     /// Saves the current version of the record, like a backup of its directory.
@@ -124,12 +132,17 @@ impl Device {
         self.record(slice).content = pattern;
     }
 
-    /// Performs a call. Returns the reply, and the holdings whose mappings became invalid.
-    pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceReply, Vec<Holding>) {
+    /// Performs a call of the manager with a fencing token. Returns the reply, and the holdings whose mappings became
+    /// invalid.
+    pub(super) fn perform(&mut self, token: u64, call: &DeviceCall) -> (DeviceReply, Vec<Holding>) {
         let failed = |failure| DeviceReply::Failed { call: call.clone(), failure };
         if self.failed {
             return (failed(DeviceFailure::Error("the device does not answer".into())), Vec::new());
         }
+        if self.has_later_token(token) {
+            return (failed(DeviceFailure::Error("another manager uses the device".into())), Vec::new());
+        }
+        self.token = token;
         match *call {
             DeviceCall::Grant { slice, epoch, .. } | DeviceCall::Revoke { slice, epoch }
                 if self.failing_slices.contains(&slice) =>

@@ -49,6 +49,8 @@ pub(super) struct FaultModel {
     pub(super) partial_scrub_rate: f64,
     /// Whether the store starts with as many ended reservations as one client may have.
     pub(super) long_history: bool,
+    /// Whether another manager waits to be elected.
+    pub(super) has_standby: bool,
 }
 
 impl FaultModel {
@@ -81,6 +83,7 @@ impl FaultModel {
             old_backups: rng.random_bool(0.3),
             devices_lose_records: rng.random_bool(0.4),
             partial_scrub_rate: random_rate(rng, 0.3),
+            has_standby: rng.random_bool(0.5),
         }
     }
 

@@ -25,7 +25,8 @@ impl World {
         self.run_log.counts.faults += 1;
         let Some(host) = self.pick_random(&self.hosts()) else { return };
         match self.rng.random_range(0..100) {
-            0..17 => self.crash_manager(),
+            0..9 => self.crash_manager(),
+            9..17 => self.depose_manager(),
             17..29 => self.crash_agent(host),
             29..38 => self.crash_host(host),
             38..48 => self.freeze_agent(host),
@@ -50,7 +51,7 @@ impl World {
         self.random_between(Ns::ms(1), max)
     }
 
-    fn crash_manager(&mut self) {
+    pub(super) fn crash_manager(&mut self) {
         self.kill_manager();
         let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::ManagerStart);
@@ -142,7 +143,8 @@ impl World {
         self.run_log.counts.device_power_failures += 1;
         self.run_log.counts.devices_emptied += u64::from(record_lost);
         if record_lost {
-            self.crash_manager(); // a running manager would keep the old directory open
+            self.end_any_former_leader(); // a running manager would keep the old directory open
+            self.crash_manager();
             let affected_hosts = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
             affected_hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.crash_host(host));
         }
@@ -159,6 +161,7 @@ impl World {
         else {
             return;
         };
+        self.end_any_former_leader();
         self.crash_manager();
         let copies = self.devices[emc].snapshot_count();
         let version =

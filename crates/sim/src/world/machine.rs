@@ -67,6 +67,8 @@ pub(super) struct Machine {
     /// Time until which the agent is frozen. Processes are not affected.
     pub(super) frozen_until: Ns,
     pub(super) is_network_down: bool,
+    /// Highest fencing token of a manager that the agent has accepted.
+    pub(super) manager_token: u64,
 }
 
 /// Running agent of a host: one run, from its start to its crash.
@@ -115,6 +117,7 @@ impl Machine {
             next_pid: 100,
             frozen_until: Ns::ZERO,
             is_network_down: false,
+            manager_token: 0,
         }
     }
 

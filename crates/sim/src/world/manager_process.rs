@@ -1,6 +1,7 @@
-//! Simulated process of the manager: consecutive runs of the real state machine, with a store and
-//! one thread per device. The process performs effects in the same way as `pool-manager`. It may
-//! crash between any two effects.
+//! Simulated processes of the manager: consecutive runs of the real state machine, with a store and
+//! one thread per device. A process performs effects in the same way as `pool-manager`. It may
+//! crash between any two effects. [`former_leader`](super::former_leader) simulates a process that still runs
+//! after another one was elected.
 
 use std::collections::VecDeque;
 
@@ -12,7 +13,7 @@ use pool::{
 use rand::Rng as _;
 use units::{EmcId, HostId, Ns, limits::STORE_OPEN_RETRY_DELAY};
 
-use super::{Records, ScheduledEvent, World, store::Store};
+use super::{Records, ScheduledEvent, World, former_leader::FormerLeader, store::Store};
 
 /// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
 const IDLE_WAKEUPS_MAX: u32 = 100;
@@ -22,11 +23,18 @@ const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
 /// and desired states are split over several events.
 const SLICES_PER_EVENT_MAX: usize = 4;
 /// Mean duration of a device call.
-const DEVICE_CALL_DURATION: Ns = Ns(300_000);
+pub(super) const DEVICE_CALL_DURATION: Ns = Ns(300_000);
 
 #[derive(Debug)]
 pub(super) struct ManagerProcess {
+    /// The manager that may write to the store.
     pub(super) running: Option<RunningManager>,
+    /// The manager before it, which was not informed that another one was elected.
+    pub(super) former: Option<FormerLeader>,
+    /// Whether `running` and `former` are exchanged, because the former leader handles an event.
+    pub(super) is_former_acting: bool,
+    /// Whether the lease of the leader ends during its next write.
+    pub(super) is_deposed_by_write: bool,
     pub(super) store: Box<dyn Store>,
     disk_full: bool,
     incarnation: u64,
@@ -37,7 +45,8 @@ pub(super) struct ManagerProcess {
 #[derive(Debug)]
 pub(super) struct RunningManager {
     pub(super) manager: Manager,
-    incarnation: u64,
+    /// Number of the run. The fencing token of the manager.
+    pub(super) incarnation: u64,
     /// Rack time at which this manager process started.
     rack_time_at_start: Ns,
     /// Simulated time at which this manager process started.
@@ -46,15 +55,15 @@ pub(super) struct RunningManager {
     pub(super) start_request: Option<Token>,
     /// Whether the manager has loaded its rack.toml and accepts connections.
     pub(super) is_open: bool,
-    writing: Option<(u64, Records)>,
+    pub(super) writing: Option<(u64, Records)>,
     /// Rack time at which the write of the latest batch began.
     write_started: Ns,
     /// Rack time at which the write of the previous batch began. The decisions in the latest batch
     /// were made after this time.
     decided_since: Ns,
     /// For each device, the queue of calls and the completion time of the last call.
-    calls: Vec<(VecDeque<DeviceCall>, Ns)>,
-    wake: Option<Ns>,
+    pub(super) calls: Vec<(VecDeque<DeviceCall>, Ns)>,
+    pub(super) wake: Option<Ns>,
     idle_wakeups: u32,
     /// Whether the effects of some events have not been performed yet.
     is_bursting: bool,
@@ -62,7 +71,16 @@ pub(super) struct RunningManager {
 
 impl ManagerProcess {
     pub(super) fn new(store: Box<dyn Store>) -> Self {
-        Self { running: None, store, disk_full: false, incarnation: 0, tokens: 0 }
+        Self {
+            running: None,
+            former: None,
+            is_former_acting: false,
+            is_deposed_by_write: false,
+            store,
+            disk_full: false,
+            incarnation: 0,
+            tokens: 0,
+        }
     }
 
     pub(super) fn next_token(&mut self) -> Token {
@@ -81,6 +99,11 @@ impl ManagerProcess {
         self.running.as_mut().filter(|running| running.incarnation == incarnation)
     }
 
+    /// Returns the number of the run of the manager that handles an event now.
+    fn acting_incarnation(&self) -> u64 {
+        self.running.as_ref().map_or(0, |running| running.incarnation)
+    }
+
     /// Returns the batch that is being written.
     pub(super) fn batch_in_progress(&self) -> Option<&[Record]> {
         let (_, records) = self.running.as_ref()?.writing.as_ref()?;
@@ -96,6 +119,12 @@ impl ManagerProcess {
     pub(super) fn set_disk_full(&mut self, full: bool) {
         self.disk_full = full;
         self.store.set_full(full);
+    }
+
+    /// Returns whether a run of the manager is the leader.
+    pub(super) fn is_leader(&self, incarnation: u64) -> bool {
+        self.running.as_ref().is_some_and(|running| running.incarnation == incarnation)
+            && !self.is_former_acting
     }
 
     /// Returns whether the manager accepts connections and all effects have been performed.
@@ -164,14 +193,20 @@ impl World {
         let Some(running) = self.manager_process.running.take() else { return };
         self.log(|| "manager is killed".into());
         self.manager_process.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
+        self.drop_pending_requests();
+        self.end_run(running);
+    }
+
+    /// Performs the queued device calls of a killed manager or not, and closes its connections.
+    pub(super) fn end_run(&mut self, running: RunningManager) {
+        let incarnation = running.incarnation;
         for (calls, emc) in running.calls.into_iter().zip(0..) {
             let performed = if self.random_bool(0.5) { calls.0.len() } else { 0 };
             for call in calls.0.iter().take(performed) {
-                self.perform_device_call(EmcId(emc), call);
+                self.perform_device_call(incarnation, EmcId(emc), call);
             }
         }
-        self.drop_pending_requests();
-        self.close_manager_ends();
+        self.close_manager_ends(incarnation);
     }
 
     /// Passes one event to the manager and performs the effects. One in five events starts a burst:
@@ -239,14 +274,15 @@ impl World {
             .max(now.after(OVERDUE_WAKEUP_DELAY));
         if running.wake.is_none_or(|planned| at < planned || planned < now) {
             running.wake = Some(at);
-            self.schedule_at(at, ScheduledEvent::ManagerWakeup);
+            let incarnation = running.incarnation;
+            self.schedule_at(at, ScheduledEvent::ManagerWakeup(incarnation));
         }
     }
 
-    pub(super) fn wake_manager(&mut self) {
+    pub(super) fn wake_manager(&mut self, incarnation: u64) {
         let now = self.now;
-        if let Some(running) = self.manager_process.running.as_mut()
-            && running.wake == Some(now)
+        if let Some(running) = self.manager_process.find_running_manager(incarnation)
+            && running.wake.is_some_and(|at| at <= now)
         {
             running.wake = None;
             self.handle_manager_event(Event::Tick);
@@ -271,7 +307,7 @@ impl World {
             Effect::Reload => {
                 self.log(|| "store is read again".into());
                 let (incarnation, span) = (
-                    self.manager_process.incarnation,
+                    self.manager_process.acting_incarnation(),
                     self.random_duration_around(self.fault_model.store_write_duration),
                 );
                 self.schedule_after(span, ScheduledEvent::StoreRead(incarnation));
@@ -286,16 +322,20 @@ impl World {
     }
 
     fn start_store_write(&mut self, batch: u64, records: Records) {
-        let incarnation = self.manager_process.incarnation;
+        let incarnation = self.manager_process.acting_incarnation();
         let now = self.current_time().now;
         let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         running.writing = Some((batch, records));
         running.decided_since = std::mem::replace(&mut running.write_started, now);
         let span = self.random_duration_around(self.fault_model.store_write_duration);
         self.schedule_after(span, ScheduledEvent::StoreWritten(incarnation));
+        self.end_lease_during_write(span);
     }
 
     pub(super) fn complete_store_write(&mut self, incarnation: u64) {
+        if self.manager_process.is_former_acting {
+            return self.complete_former_store_write();
+        }
         let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let Some((batch, records)) = running.writing.take() else { return };
         self.check_batch(&records);
@@ -314,6 +354,9 @@ impl World {
     }
 
     pub(super) fn complete_store_read(&mut self, incarnation: u64) {
+        if self.manager_process.is_former_acting {
+            return self.end_acting_former();
+        }
         if self.manager_process.find_running_manager(incarnation).is_none() {
             return;
         }
@@ -339,11 +382,18 @@ impl World {
     }
 
     fn start_device_call(&mut self, emc: EmcId, call: DeviceCall) {
-        self.check_device_call(emc, &call);
+        let is_former = self.manager_process.is_former_acting;
+        if !is_former {
+            self.check_device_call(emc, &call);
+        }
         self.log(|| format!("manager -> {emc}: {call:?}"));
         match call {
             DeviceCall::Fence { host, powered_off: false } if self.devices[emc.0 as usize].is_shared() => {
-                let (incarnation, span) = (self.manager_process.incarnation, self.random_fault_duration());
+                if is_former {
+                    return; // a manager without a lease starts no fence command
+                }
+                let incarnation = self.manager_process.acting_incarnation();
+                let span = self.random_fault_duration();
                 self.schedule_after(span, ScheduledEvent::FenceCommandEnd(incarnation, emc, host));
             }
             call => self.queue_call(emc, call),
@@ -371,8 +421,11 @@ impl World {
     }
 
     fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
+        if matches!(call, DeviceCall::Fence { .. }) {
+            self.end_lease_during_fence();
+        }
         let (now, span) = (self.now, self.random_duration_around(DEVICE_CALL_DURATION));
-        let incarnation = self.manager_process.incarnation;
+        let incarnation = self.manager_process.acting_incarnation();
         let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         let devices = self.devices.len().max(running.calls.len());
         running.calls.resize_with(devices, Default::default);
@@ -386,8 +439,11 @@ impl World {
     pub(super) fn make_next_device_call(&mut self, incarnation: u64, emc: EmcId) {
         let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
-        let done = self.perform_device_call(emc, &call);
+        let done = self.perform_device_call(incarnation, emc, &call);
         self.log(|| format!("{emc} -> manager: {done:?}"));
+        if self.manager_process.is_former_acting {
+            return self.handle_manager_event(Event::Device(emc, done));
+        }
         if let DeviceReply::Contents(_) = done {
             self.add_pending_contents(emc, done.clone());
             return self.handle_manager_event(Event::Device(emc, done));
@@ -396,8 +452,10 @@ impl World {
         self.handle_manager_event(Event::Device(emc, done));
     }
 
-    fn perform_device_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceReply {
-        let (done, revoked) = self.devices[emc.0 as usize].perform(call);
+    fn perform_device_call(&mut self, incarnation: u64, emc: EmcId, call: &DeviceCall) -> DeviceReply {
+        let device = &mut self.devices[emc.0 as usize];
+        self.run_log.counts.former_calls_rejected += u64::from(device.has_later_token(incarnation));
+        let (done, revoked) = device.perform(incarnation, call);
         self.record_device_call(emc, call, &done);
         revoked.into_iter().for_each(|holding| self.invalidate_mappings(holding, "revoked"));
         done

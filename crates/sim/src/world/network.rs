@@ -36,6 +36,8 @@ pub(super) struct Network {
 
 #[derive(Debug)]
 struct Session {
+    /// Fencing token of the manager.
+    manager: u64,
     host: HostId,
     instance: u64,
     /// Whether the manager considers the connection open.
@@ -114,16 +116,16 @@ impl World {
             return;
         }
         let Some(hello) = self.create_hello(host, instance) else { return };
-        if !self.manager_process.is_open() || self.machine(host).is_network_down {
-            let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
-            return self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
-        }
+        let Some(manager) = self.choose_manager_for(host) else {
+            return self.connect_agent_later(host, instance);
+        };
         self.network.sessions_opened += 1;
         let id = SessionId(self.network.sessions_opened);
         let at = self.now.after(MESSAGE_DELAY);
         let boot = self.machine(host).boot;
         let (sent, scrubs) = (None, BTreeMap::new());
         let session = Session {
+            manager,
             host,
             instance,
             open_at_manager: true,
@@ -136,9 +138,21 @@ impl World {
         };
         self.network.sessions.insert(id, session);
         self.machine(host).set_session(Some(id));
-        self.log(|| format!("{host} connects as instance {instance} in session {}", id.0));
+        self.log(|| {
+            format!("{host} connects as instance {instance} to manager {manager} in session {}", id.0)
+        });
         self.schedule_at(at, ScheduledEvent::SessionAccepted(id));
-        self.handle_manager_event(Event::AgentUp(id, host, hello));
+        self.act_as(manager, |world| world.handle_manager_event(Event::AgentUp(id, host, hello)));
+    }
+
+    fn connect_agent_later(&mut self, host: HostId, instance: u64) {
+        let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
+        self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
+    }
+
+    /// Returns the fencing token of the manager of a session.
+    pub(super) fn manager_of(&self, id: SessionId) -> Option<u64> {
+        self.network.sessions.get(&id).map(|session| session.manager)
     }
 
     fn create_hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
@@ -163,10 +177,18 @@ impl World {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
             return;
         };
-        let (host, instance) = (session.host, session.instance);
+        let (host, instance, manager) = (session.host, session.instance, session.manager);
         if self.postpone_if_frozen(host, || ScheduledEvent::SessionAccepted(id)) {
             return;
         }
+        if self.machine(host).manager_token > manager {
+            self.log(|| format!("{host} rejects manager {manager}"));
+            self.run_log.counts.former_sessions_rejected += 1;
+            self.machine(host).set_session(None);
+            self.close_agent_end(id, true);
+            return self.connect_agent_later(host, instance);
+        }
+        self.machine(host).manager_token = manager;
         let lease_ttl = self.fault_model.settings.lease_ttl;
         self.handle_agent_event(host, instance, AgentEvent::SessionUp { rack: "rack".into(), lease_ttl });
     }
@@ -175,7 +197,11 @@ impl World {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
         let sent = session.add_desired_state(&desired);
-        self.check_desired_state(&desired, &sent);
+        if self.manager_process.is_former_acting {
+            self.record_sent_grants(host, &desired);
+        } else {
+            self.check_desired_state(&desired, &sent);
+        }
         self.log(|| format!("manager -> {host}: {}", describe_state(&desired)));
         for at in self.random_arrival_times(id, false) {
             self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())));
@@ -244,7 +270,7 @@ impl World {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
-        let host = session.host;
+        let (host, is_from_leader) = (session.host, self.manager_process.is_leader(session.manager));
         if self.drop_or_delay(
             host,
             |report| ScheduledEvent::ReportArrival(id, Box::new(report)),
@@ -252,7 +278,9 @@ impl World {
         ) {
             return;
         }
-        self.record_contact(host);
+        if is_from_leader {
+            self.record_contact(host);
+        }
         let part_max = self.rng.random_range(1..=REPORT_PART_ENTRIES_MAX);
         let mut at = self.now;
         for part in report.into_parts(part_max) {
@@ -265,9 +293,11 @@ impl World {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
-        let (host, scrubs) = (session.host, session.final_scrubs(&part));
-        self.record_ended_scrubs(host, scrubs);
-        self.handle_manager_event(Event::AgentReport(id, part));
+        let (host, manager, scrubs) = (session.host, session.manager, session.final_scrubs(&part));
+        if self.manager_process.is_leader(manager) {
+            self.record_ended_scrubs(host, scrubs);
+        }
+        self.act_as(manager, |world| world.handle_manager_event(Event::AgentReport(id, part)));
     }
 
     pub(super) fn agent_receives_state(&mut self, id: SessionId, desired: DesiredState) {
@@ -311,8 +341,7 @@ impl World {
     /// duplicate is another instance of the same boot, older or newer, or an agent of another
     /// machine. The manager must reject the duplicate.
     pub(super) fn connect_duplicate_agent(&mut self, host: HostId) {
-        let current =
-            self.network.sessions.values().find(|session| session.host == host && session.open_at_manager);
+        let current = self.network.sessions.values().find(|session| self.is_connection_of(session, host));
         let Some((instance, boot)) = current.map(|session| (session.instance, session.boot)) else { return };
         if !self.manager_process.is_settled() || !self.is_lease_valid(host) {
             return;
@@ -384,10 +413,13 @@ impl World {
         }
     }
 
-    /// Closes the manager's ends of all connections after the manager process has ended.
-    pub(super) fn close_manager_ends(&mut self) {
-        self.network.duplicate_agents.clear();
-        let open: Vec<SessionId> = self.network.sessions.keys().copied().collect();
+    /// Closes the manager's ends of all connections after a manager process has ended.
+    pub(super) fn close_manager_ends(&mut self, manager: u64) {
+        if !self.manager_process.is_former_acting {
+            self.network.duplicate_agents.clear();
+        }
+        let open = self.network.sessions.iter().filter(|(_, session)| session.manager == manager);
+        let open: Vec<SessionId> = open.map(|(id, _)| *id).collect();
         for id in open {
             self.network.sessions.entry(id).and_modify(|session| session.open_at_manager = false);
             let pause = self.random_between(Ns(100_000), Ns::ms(5));
@@ -401,8 +433,9 @@ impl World {
             return;
         };
         session.open_at_manager = false;
+        let manager = session.manager;
         self.remove_closed_session(id);
-        self.handle_manager_event(Event::AgentDown(id));
+        self.act_as(manager, |world| world.handle_manager_event(Event::AgentDown(id)));
     }
 
     pub(super) fn agent_detects_close(&mut self, id: SessionId) {
@@ -421,14 +454,17 @@ impl World {
         if self.machine(host).current_session() == Some(id) {
             self.machine(host).set_session(None);
             self.handle_agent_event(host, instance, AgentEvent::SessionDown);
-            let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
-            self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
+            self.connect_agent_later(host, instance);
         }
     }
 
-    /// Returns whether the manager has an open connection to this host.
+    /// Returns whether the leader has an open connection to this host.
     pub(super) fn is_connected(&self, host: HostId) -> bool {
-        self.network.sessions.values().any(|session| session.host == host && session.open_at_manager)
+        self.network.sessions.values().any(|session| self.is_connection_of(session, host))
+    }
+
+    fn is_connection_of(&self, session: &Session, host: HostId) -> bool {
+        session.host == host && session.open_at_manager && self.manager_process.is_leader(session.manager)
     }
 
     fn remove_closed_session(&mut self, id: SessionId) {

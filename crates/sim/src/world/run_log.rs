@@ -28,7 +28,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-const SUMMARY_COUNTER_COUNT: usize = 32;
+const SUMMARY_COUNTER_COUNT: usize = 36;
 
 /// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +98,14 @@ pub struct RunSummary {
     pub rehomed: u64,
     /// Moves of pool memory to local memory that a client cancelled.
     pub rehomes_cancelled: u64,
+    /// Leaders that were not informed that another manager was elected.
+    pub leaders_deposed: u64,
+    /// Writes of former leaders that became durable, and whose answer arrived after the election.
+    pub late_write_answers: u64,
+    /// Device calls of former leaders that the device rejected by their fencing token.
+    pub former_calls_rejected: u64,
+    /// Sessions with former leaders that the agent rejected by their fencing token.
+    pub former_sessions_rejected: u64,
 }
 
 impl RunSummary {
@@ -136,6 +144,10 @@ impl RunSummary {
             ("slowdowns_requested", self.slowdowns_requested),
             ("rehomed", self.rehomed),
             ("rehomes_cancelled", self.rehomes_cancelled),
+            ("leaders_deposed", self.leaders_deposed),
+            ("late_write_answers", self.late_write_answers),
+            ("former_calls_rejected", self.former_calls_rejected),
+            ("former_sessions_rejected", self.former_sessions_rejected),
         ]
     }
 }
@@ -174,6 +186,10 @@ impl std::ops::AddAssign for RunSummary {
         self.slowdowns_requested += other.slowdowns_requested;
         self.rehomed += other.rehomed;
         self.rehomes_cancelled += other.rehomes_cancelled;
+        self.leaders_deposed += other.leaders_deposed;
+        self.late_write_answers += other.late_write_answers;
+        self.former_calls_rejected += other.former_calls_rejected;
+        self.former_sessions_rejected += other.former_sessions_rejected;
     }
 }
 

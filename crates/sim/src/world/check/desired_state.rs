@@ -289,6 +289,16 @@ impl World {
         }
     }
 
+    /// Records the current grants in a message of a former leader, which the checks of messages do not concern.
+    pub(in crate::world) fn record_sent_grants(&mut self, host: HostId, message: &DesiredState) {
+        for holding in message.vms.values().flat_map(|vm| vm.slices.keys()).chain(message.scrub.keys()) {
+            let grant = self.truth.last_grants.get_mut(&holding.slice);
+            if let Some(grant) = grant.filter(|grant| (grant.host, grant.epoch) == (host, holding.epoch)) {
+                grant.sent = true;
+            }
+        }
+    }
+
     /// Checks that no message is sent while the store writes a batch that fences the host or ends
     /// VMs of its earlier boot.
     fn check_not_superseded(&mut self, id: HostId) {

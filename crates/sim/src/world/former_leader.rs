@@ -1,0 +1,212 @@
+//! Fault: a manager that does not know that another one was elected, because it was paused, or could not reach etcd
+//! until its lease ended. It continues with its own state machine, its connections to agents and its queued device
+//! calls, until a write is rejected or it notices the end of its lease. The answer of its last write may arrive late.
+//!
+//! Devices and agents reject the former leader by its fencing token after its successor has reached them. Before, it
+//! may repeat calls and messages that its durable records justify. Replies to clients are withheld, because
+//! `pool-manager` checks the lease before each reply.
+
+use std::mem;
+
+use pool::manager::{Event, Request};
+use rand::Rng as _;
+use units::{HostId, Ns};
+
+use super::{
+    ScheduledEvent, World,
+    manager_process::{DEVICE_CALL_DURATION, RunningManager},
+};
+
+/// Maximum time from the end of a lease until the next manager starts.
+const ELECTION_DURATION_MAX: Ns = Ns::ms(300);
+/// Maximum duration of a long pause, in which the next leader can fence a host and assign slices to it again.
+const LONG_PAUSE_MAX: Ns = Ns::secs(20);
+/// Fraction of fences by a device during which the lease ends.
+const FENCE_LEASE_END_RATE: f64 = 0.2;
+
+/// Manager that was the leader before another one was elected.
+#[derive(Debug)]
+pub(super) struct FormerLeader {
+    /// The manager; while it handles an event, its successor.
+    running: Option<RunningManager>,
+    /// Number of the manager's run, which is its fencing token.
+    incarnation: u64,
+    /// Whether the write in progress at the end of the lease is durable, and its answer arrives late.
+    is_last_write_durable: bool,
+    paused_until: Ns,
+}
+
+impl World {
+    /// Ends the lease of the leader without its knowledge, at once or during its next write. Without a standby, the
+    /// manager crashes.
+    pub(super) fn depose_manager(&mut self) {
+        if !self.fault_model.has_standby {
+            return self.crash_manager();
+        }
+        if self.random_bool(0.3) {
+            self.end_lease();
+        } else {
+            self.manager_process.is_deposed_by_write = true;
+        }
+    }
+
+    /// Plans the end of the lease during a write of the given duration.
+    pub(super) fn end_lease_during_write(&mut self, write_duration: Ns) {
+        if mem::take(&mut self.manager_process.is_deposed_by_write) {
+            self.end_lease_within(write_duration);
+        }
+    }
+
+    /// Plans the end of the lease during some fences by a device. A fence has no epoch, so that only its fencing token
+    /// prevents a late effect.
+    pub(super) fn end_lease_during_fence(&mut self) {
+        if self.fault_model.has_standby && self.random_bool(FENCE_LEASE_END_RATE) {
+            self.end_lease_within(DEVICE_CALL_DURATION);
+        }
+    }
+
+    fn end_lease_within(&mut self, span: Ns) {
+        let remaining = self.random_between(Ns::ZERO, span);
+        self.schedule_after(remaining, ScheduledEvent::LeaseEnd);
+    }
+
+    /// Ends the lease of the leader without its knowledge.
+    pub(super) fn end_lease(&mut self) {
+        let can_be_deposed = self.manager_process.former.is_none() && !self.faults_stopped;
+        if !can_be_deposed || !self.manager_process.is_open() {
+            return;
+        }
+        let writing = self.manager_process.running.as_ref().and_then(|running| running.writing.clone());
+        let written = writing.filter(|_| self.rng.random_bool(0.5)).map(|(_, records)| records);
+        let is_last_write_durable = written.is_some_and(|records| {
+            self.check_batch(&records);
+            let is_durable = self.manager_process.store.commit(&records);
+            if is_durable {
+                self.apply_durable_batch(&records);
+            }
+            is_durable
+        });
+        let Some(running) = self.manager_process.running.take() else { return };
+        let incarnation = running.incarnation;
+        let pause = match self.rng.random_range(0..4) {
+            0..2 => Ns::ZERO,
+            2 => self.random_fault_duration(),
+            _ => self.random_between(Ns::ZERO, LONG_PAUSE_MAX),
+        };
+        let paused_until = self.now.after(pause);
+        self.log(|| format!("the lease of manager {incarnation} ends, paused until {paused_until}"));
+        self.run_log.counts.leaders_deposed += 1;
+        let running = Some(running);
+        let former = FormerLeader { running, incarnation, is_last_write_durable, paused_until };
+        self.manager_process.former = Some(former);
+        self.drop_pending_requests();
+        let ends_at = paused_until.after(self.random_fault_duration());
+        self.schedule_at(ends_at, ScheduledEvent::FormerLeaderEnds(incarnation));
+        let election = self.random_between(Ns::ms(1), ELECTION_DURATION_MAX);
+        self.schedule_after(election, ScheduledEvent::ManagerStart);
+    }
+
+    /// Returns the fencing token of the former leader, if there is one that is not paused.
+    pub(super) fn active_former_leader(&self) -> Option<u64> {
+        let former = self.manager_process.former.as_ref().filter(|former| former.paused_until <= self.now);
+        former.map(|former| former.incarnation)
+    }
+
+    /// Calls a function with the given run of the manager as the running one.
+    pub(super) fn act_as(&mut self, incarnation: u64, function: impl FnOnce(&mut Self)) {
+        if self.manager_process.former.as_ref().is_none_or(|former| former.incarnation != incarnation) {
+            return function(self);
+        }
+        self.exchange_leaders();
+        function(self);
+        self.exchange_leaders();
+        self.manager_process.former.take_if(|former| former.running.is_none());
+    }
+
+    fn exchange_leaders(&mut self) {
+        let process = &mut self.manager_process;
+        if let Some(former) = &mut process.former {
+            mem::swap(&mut former.running, &mut process.running);
+            process.is_former_acting = !process.is_former_acting;
+        }
+    }
+
+    /// Reschedules an event of a paused former leader. Returns all other events.
+    pub(super) fn postpone_if_former_is_paused(&mut self, event: ScheduledEvent) -> Option<ScheduledEvent> {
+        let paused = self.manager_process.former.as_ref().filter(|former| former.paused_until > self.now);
+        let Some(former) = paused else { return Some(event) };
+        let (incarnation, paused_until) = (former.incarnation, former.paused_until);
+        let run = match &event {
+            ScheduledEvent::ManagerWakeup(run)
+            | ScheduledEvent::ManagerBurstEnd(run)
+            | ScheduledEvent::StoreWritten(run)
+            | ScheduledEvent::StoreRead(run)
+            | ScheduledEvent::DeviceCallDue(run, _) => Some(*run),
+            ScheduledEvent::ReportArrival(session, _)
+            | ScheduledEvent::ReportPartArrival(session, _)
+            | ScheduledEvent::ManagerDetectsClose(session) => self.manager_of(*session),
+            _ => None,
+        };
+        if run != Some(incarnation) {
+            return Some(event);
+        }
+        self.schedule_at(paused_until, event);
+        None
+    }
+
+    /// Passes the answer of its last write to the acting former leader. A rejected write ends it.
+    pub(super) fn complete_former_store_write(&mut self) {
+        let process = &mut self.manager_process;
+        let is_durable =
+            process.former.as_mut().is_some_and(|former| mem::take(&mut former.is_last_write_durable));
+        let batch = process.running.as_mut().and_then(|running| running.writing.take());
+        match batch {
+            Some((batch, _)) if is_durable => {
+                self.run_log.counts.late_write_answers += 1;
+                self.handle_manager_event(Event::Stored { batch, ok: true });
+            }
+            _ => self.end_acting_former(),
+        }
+    }
+
+    /// Ends the acting former leader.
+    pub(super) fn end_acting_former(&mut self) {
+        if let Some(running) = self.manager_process.running.take_if(|_| self.manager_process.is_former_acting)
+        {
+            self.log(|| format!("manager {} ends, because another one is the leader", running.incarnation));
+            self.end_run(running);
+        }
+    }
+
+    pub(super) fn end_former_leader(&mut self, incarnation: u64) {
+        self.act_as(incarnation, Self::end_acting_former);
+    }
+
+    /// Ends the former leader, if there is one.
+    pub(super) fn end_any_former_leader(&mut self) {
+        if let Some(incarnation) = self.manager_process.former.as_ref().map(|former| former.incarnation) {
+            self.end_former_leader(incarnation);
+        }
+    }
+
+    /// Sends some requests to the former leader, which acknowledges none. Returns other requests.
+    pub(super) fn send_to_former_leader(&mut self, request: Request) -> Option<Request> {
+        let Some(incarnation) = self.active_former_leader().filter(|_| self.rng.random_bool(0.3)) else {
+            return Some(request);
+        };
+        let token = self.manager_process.next_token();
+        self.act_as(incarnation, |world| world.handle_manager_event(Event::Request(token, request)));
+        None
+    }
+
+    /// Returns the fencing token of the manager that an agent connects to, if one accepts connections.
+    pub(super) fn choose_manager_for(&mut self, host: HostId) -> Option<u64> {
+        if self.machine(host).is_network_down {
+            return None;
+        }
+        let leader = self.manager_process.running.as_ref().filter(|running| running.is_open);
+        let leader = leader.map(|running| running.incarnation);
+        let former = self.active_former_leader();
+        if former.is_some() && self.random_bool(0.5) { former } else { leader }
+    }
+}
