@@ -20,6 +20,8 @@ pub(super) struct KnownHandles {
     /// Whether the manager has loaded its store and no write has failed since.
     loaded: bool,
     grants: BTreeMap<SliceId, (Epoch, Handle)>,
+    /// Epochs that devices have revoked. Contents that are accepted later may still contain them.
+    revoked: BTreeMap<SliceId, Epoch>,
     places: BTreeMap<SliceId, Handle>,
     /// Grants in accepted device contents. The manager uses the handles of these grants after the
     /// next durable write.
@@ -64,7 +66,10 @@ impl KnownHandles {
             DeviceReply::Granted { slice, epoch, handle } => {
                 self.grants.insert(*slice, (*epoch, handle.clone()));
             }
-            DeviceReply::Revoked { slice, .. } => drop(self.grants.remove(slice)),
+            DeviceReply::Revoked { slice, epoch } => {
+                self.grants.remove(slice);
+                self.revoked.insert(*slice, *epoch);
+            }
             DeviceReply::Contents(contents) => {
                 let grants = contents.grants.iter().map(|g| (g.slice, (g.epoch, g.handle.clone())));
                 self.found_grants.extend(grants);
@@ -82,7 +87,8 @@ impl KnownHandles {
         }
         self.places.extend(self.found_places.drain(..));
         for (slice, found) in self.found_grants.drain(..) {
-            if self.grants.get(&slice).is_none_or(|(known, _)| *known <= found.0) {
+            let is_revoked = self.revoked.get(&slice).is_some_and(|revoked| *revoked >= found.0);
+            if !is_revoked && self.grants.get(&slice).is_none_or(|(known, _)| *known <= found.0) {
                 self.grants.insert(slice, found);
             }
         }
