@@ -120,12 +120,15 @@ impl World {
         let changed = old.as_ref().map(content) != Some(content(new));
         let justified =
             self.truth.justifications.contains(&Justification::MigrationAnswer(new.vm.clone(), new.answer));
+        let is_withdrawn = self.truth.justifications.contains(&Justification::SlowdownEnd(id));
+        // One batch may delete a withdrawn request and add another one.
+        let is_other = is_withdrawn && old.as_ref().is_some_and(|old| old.id != new.id);
         let is_retried = old.as_ref().is_some_and(|old| old.retry_at.is_some_and(|at| now >= at));
         let allowed = match new.answer {
             MigrationAnswer::Open => {
                 self.run_log.counts.migrations_retried += u64::from(changed && is_retried);
                 new.retry_at.is_none()
-                    && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
+                    && (old.is_none() || !changed || is_retried || is_other || changes_scheduling(batch))
             }
             MigrationAnswer::Accepted | MigrationAnswer::Done if new.kind() == MigrationKind::Drain => {
                 new.retry_at.is_none() && (!changed || justified)
