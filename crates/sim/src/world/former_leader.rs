@@ -14,7 +14,7 @@ use units::{HostId, Ns};
 
 use super::{
     ScheduledEvent, World,
-    manager_process::{DEVICE_CALL_DURATION, RunningManager},
+    manager_process::{DEVICE_CALL_DURATION, FormerLeader},
 };
 
 /// Maximum time from the end of a lease until the next manager starts.
@@ -23,18 +23,6 @@ const ELECTION_DURATION_MAX: Ns = Ns::ms(300);
 const LONG_PAUSE_MAX: Ns = Ns::secs(20);
 /// Fraction of fences by a device during which the lease ends.
 const FENCE_LEASE_END_RATE: f64 = 0.2;
-
-/// Manager that was the leader before another one was elected.
-#[derive(Debug)]
-pub(super) struct FormerLeader {
-    /// The manager; while it handles an event, its successor.
-    running: Option<RunningManager>,
-    /// Number of the manager's run, which is its fencing token.
-    incarnation: u64,
-    /// Whether the write in progress at the end of the lease is durable, and its answer arrives late.
-    is_last_write_durable: bool,
-    paused_until: Ns,
-}
 
 impl World {
     /// Ends the lease of the leader without its knowledge, at once or during its next write. Without a standby, the

@@ -13,7 +13,7 @@ use pool::{
 use rand::Rng as _;
 use units::{EmcId, HostId, Ns, limits::STORE_OPEN_RETRY_DELAY};
 
-use super::{Records, ScheduledEvent, World, former_leader::FormerLeader, store::Store};
+use super::{Records, ScheduledEvent, World, store::Store};
 
 /// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
 const IDLE_WAKEUPS_MAX: u32 = 100;
@@ -67,6 +67,18 @@ pub(super) struct RunningManager {
     idle_wakeups: u32,
     /// Whether the effects of some events have not been performed yet.
     is_bursting: bool,
+}
+
+/// Manager that was the leader before another one was elected.
+#[derive(Debug)]
+pub(super) struct FormerLeader {
+    /// The manager; while it handles an event, its successor.
+    pub(super) running: Option<RunningManager>,
+    /// Number of the manager's run, which is its fencing token.
+    pub(super) incarnation: u64,
+    /// Whether the write in progress at the end of the lease is durable, and its answer arrives late.
+    pub(super) is_last_write_durable: bool,
+    pub(super) paused_until: Ns,
 }
 
 impl ManagerProcess {
