@@ -367,6 +367,9 @@ impl<'a> ConfigParser<'a> {
         let has_etcd_tls = etcd.as_ref().is_some_and(|etcd| etcd.contains("ca"));
         let store = section.take_required("store", |field| match etcd::is_etcd(field) {
             true => etcd::parse_location(field, has_etcd_tls).map(Store::Etcd),
+            false if field.as_str().is_ok_and(etcd::is_address) => {
+                Err("must be a folder or etcd://HOST:PORT,HOST:PORT/PREFIX".to_owned())
+            }
             false => self.parse_directory(field).map(Store::Folder),
         });
         let store = match store {

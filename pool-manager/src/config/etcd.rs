@@ -94,6 +94,11 @@ pub(super) fn is_etcd(field: &Field<'_>) -> bool {
     field.as_str().is_ok_and(|text| text.starts_with(SCHEME))
 }
 
+/// Returns whether `manager.store` looks like an address, which can be a mistyped address of etcd.
+pub(super) fn is_address(text: &str) -> bool {
+    text.contains("://") || text.to_ascii_lowercase().starts_with("etcd:")
+}
+
 /// Parses `etcd://HOST:PORT,…/PREFIX`. Without TLS, all members must be on this machine, because everyone who can
 /// change the traffic could change the owners of slices.
 pub(super) fn parse_location(field: &Field<'_>, has_tls: bool) -> Result<EtcdLocation, String> {

@@ -721,6 +721,8 @@ fn invalid_locations_in_etcd_are_rejected() {
     let long = format!("etcd://[::1]:1/{}", "x".repeat(200));
     let many = format!("etcd://{}", ["[::1]:1"; 10].join(","));
     let cases = [
+        ("etcds://127.0.0.1:1", "must be a folder or etcd://HOST:PORT,HOST:PORT/PREFIX"),
+        ("ETCD:/127.0.0.1:1", "must be a folder or etcd://HOST:PORT,HOST:PORT/PREFIX"),
         ("etcd://", "must be etcd://HOST:PORT,HOST:PORT/PREFIX"),
         ("etcd:///tarn", "must be etcd://HOST:PORT,HOST:PORT/PREFIX"),
         ("etcd://127.0.0.1", "member \"127.0.0.1\" must have a port from 1 to 65535"),
