@@ -49,7 +49,11 @@ impl ManagerToken {
             Some(text) => match text.parse() {
                 Ok(token) => token,
                 Err(_) => {
-                    return Err(RuntimeDirError::Corrupt { path, text, rule: "two numbers, such as 1.7" });
+                    return Err(RuntimeDirError::Corrupt {
+                        path,
+                        text,
+                        rule: "two numbers, such as 1.7; a removed file is created again",
+                    });
                 }
             },
         };

@@ -30,6 +30,9 @@ pub struct ManagerEntry {
     pub version: String,
     /// Start time of the process, in milliseconds since the Unix epoch.
     pub started_unix_ms: u64,
+    /// Whether the manager is the leader and serves requests.
+    #[serde(default)]
+    pub is_serving: bool,
 }
 
 /// Manager that takes part in the election.
@@ -37,6 +40,7 @@ pub struct ManagerEntry {
 pub struct Election {
     cluster: Cluster,
     candidate: Candidate,
+    entry: ManagerEntry,
     leader: watch::Sender<Option<ManagerEntry>>,
 }
 
@@ -44,6 +48,7 @@ pub struct Election {
 #[derive(Debug)]
 pub struct Leader {
     cluster: Cluster,
+    entry: ManagerEntry,
     leadership: Arc<Leadership>,
     /// Task that renews the lease until this manager must stop.
     renewal: JoinHandle<LeadershipEnd>,
@@ -119,7 +124,13 @@ impl ElectedManager {
 impl ManagerEntry {
     /// Returns the entry of this program.
     pub fn new(name: String, address: String, started_unix_ms: u64) -> Self {
-        Self { name, address, version: env!("CARGO_PKG_VERSION").to_owned(), started_unix_ms }
+        Self {
+            name,
+            address,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_unix_ms,
+            is_serving: false,
+        }
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -145,7 +156,7 @@ impl Election {
             value: entry.encode(),
             ttl: lease.as_duration(),
         };
-        Self { cluster, candidate, leader: watch::channel(None).0 }
+        Self { cluster, candidate, entry: entry.clone(), leader: watch::channel(None).0 }
     }
 
     /// Returns the cluster in which the election takes place.
@@ -175,7 +186,8 @@ impl Election {
         let renewed = Arc::clone(&leadership);
         let renewal = self.cluster.spawn(async move { renewed.hold().await });
         tracing::info!(token = leadership.token(), "elected as the leader");
-        Ok(Leader { cluster: self.cluster.clone(), leadership, renewal })
+        let (cluster, entry) = (self.cluster.clone(), self.entry.clone());
+        Ok(Leader { cluster, entry, leadership, renewal })
     }
 
     /// Ends the participation of a manager that was not elected, so that others do not wait for its lease.
@@ -225,6 +237,18 @@ impl Leader {
     /// Returns the election's result, for conditions of transactions.
     pub fn elected(&self) -> ElectedManager {
         ElectedManager { cluster: self.cluster.clone(), leadership: Arc::clone(&self.leadership) }
+    }
+
+    /// Informs the other managers that this one serves requests.
+    ///
+    /// # Errors
+    /// [`StoreError`] if another manager may have taken over, or etcd cannot be reached.
+    pub async fn announce_serving(&self) -> Result<(), StoreError> {
+        let value = ManagerEntry { is_serving: true, ..self.entry.clone() }.encode();
+        let leadership = Arc::clone(&self.leadership);
+        let announced = self.cluster.spawn(async move { leadership.announce(value).await }).await;
+        let announced = announced.expect("a call to etcd does not panic");
+        announced.map_err(|cause| self.cluster.error("change the entry of the leader in", cause))
     }
 
     /// Waits until this manager must stop, and returns the reason.
@@ -307,6 +331,19 @@ impl HandOver {
             );
         }
     }
+}
+
+/// Returns the leader of a cluster and its fencing token, if there is one.
+///
+/// # Errors
+/// [`StoreError::Etcd`].
+pub async fn find_leader(cluster: &Cluster) -> Result<Option<(ManagerEntry, i64)>, StoreError> {
+    let request = RangeRequest { key: cluster.leader_key(), ..RangeRequest::default() };
+    let client = cluster.client().clone();
+    let read = cluster.spawn(async move { client.range(request).await }).await;
+    let read = read.expect("a call to etcd does not panic").map_err(|cause| cluster.error("read", cause))?;
+    let leader = read.kvs.first();
+    Ok(leader.and_then(|leader| Some((ManagerEntry::decode(&leader.value)?, leader.create_revision))))
 }
 
 /// Returns all running managers of a cluster, sorted by name, and whether each is the leader.

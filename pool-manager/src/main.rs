@@ -41,7 +41,7 @@ enum Command {
         #[command(flatten)]
         rack: RackArg,
     },
-    /// Copy the store of a stopped manager into a file.
+    /// Copy the store into a file. The manager must be stopped, unless the store is in etcd.
     Backup {
         #[command(flatten)]
         rack: RackArg,

@@ -18,9 +18,10 @@ use crate::{
         Scan, StoreError,
         backup::{self, BackupError, Restore},
         etcd::Cluster,
+        is_empty,
         redb::RedbStore,
     },
-    store_folder::{self, StoreFolderError},
+    store_folder::{self, EtcdManager, StoreFolderError},
     tls, token_paths,
     tokens::{TokenError, Tokens},
 };
@@ -227,7 +228,10 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     let (meta, folder) = (records::load(store.as_mut())?.meta, &config.manager.folder);
     let meta = match cluster {
         None => store_folder::check_rack(folder, meta, path)?,
-        Some(cluster) => store_folder::check_etcd_rack(&cluster.location(), folder, meta, path)?,
+        Some(cluster) => {
+            let (ledger, has_tokens) = (&cluster.location(), config.tls.is_none());
+            EtcdManager { ledger, folder, has_tokens, rack_toml: path }.check_rack(meta)?
+        }
     };
     Tokens::prepare(&config.manager.folder, &config.hosts)?;
     let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
@@ -239,7 +243,12 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 fn open_for_reading(path: &Path, config: &Config) -> Result<(Box<dyn Scan>, Option<Cluster>), OfflineError> {
     if let Some(etcd) = &config.manager.etcd {
         let cluster = etcd::connect(path, etcd)?;
-        return Ok((cluster.read()?, Some(cluster)));
+        let mut store = cluster.read()?;
+        if is_empty(store.as_mut())? {
+            let (ledger, rack_toml) = (cluster.location(), path.to_owned());
+            return Err(StoreFolderError::NoRackInEtcd { ledger, rack_toml }.into());
+        }
+        return Ok((store, Some(cluster)));
     }
     store_folder::check_file(&config.manager.folder, path)?;
     Ok((Box::new(RedbStore::open_read_only(&config.manager.folder)?), None))

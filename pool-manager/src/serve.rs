@@ -199,7 +199,9 @@ async fn serve_ledger(
     if let Some(leader) = leader.filter(|_| !matches!(result, Err(ServeError::NotLeader(_)))) {
         leader.resign().await;
     }
-    tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
+    let state =
+        if matches!(result, Ok(Stop::HandOver)) { "transfer: standby again" } else { "pool-manager stopped" };
+    tracing::info!(durable = driver_end.is_ok(), "{state}");
     result
 }
 
@@ -285,6 +287,11 @@ async fn serve_rack(
     if let Some(address) = config.manager.metrics_listen {
         tasks.push(http::start(address, shared, stopping).await?);
     }
+    if let Some(leader) = &leader
+        && let Err(error) = leader.announce_serving().await
+    {
+        tracing::warn!(error = units::chain(&error), "cannot announce that this manager is the leader");
+    }
     tracing::info!(listen = %config.manager.listen, store = config.manager.store(), "pool-manager ready");
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("serving requests")]);
     tasks.push(tokio::spawn(run_watchdog(ledger_progress(handle.clone()))));
@@ -311,8 +318,10 @@ async fn stop_services(
     server: JoinHandle<()>,
     tasks: Vec<JoinHandle<()>>,
 ) {
-    tracing::info!("pool-manager stopping");
-    if !matches!(result, Ok(Stop::HandOver)) {
+    if matches!(result, Ok(Stop::HandOver)) {
+        tracing::info!("transfer: completing requests");
+    } else {
+        tracing::info!("pool-manager stopping");
         notify_systemd(&[NotifyState::Stopping]);
     }
     let _ = stop.send(true); // fails only if the servers have ended

@@ -14,12 +14,14 @@ use std::{
 };
 
 use pool::record::{Meta, Record};
+use rustix::fs::Access;
+use units::HostId;
 
 use crate::{
     rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
     records::{self, LoadError, StoreContents},
     store::{
-        Store, StoreError,
+        Scan, Store, StoreError,
         disk::DATABASE_FILE,
         redb::{self, FileContents, RedbStore},
     },
@@ -70,6 +72,23 @@ pub enum StoreFolderError {
         /// Location of the ledger in etcd.
         ledger: PathBuf,
         /// Configuration file that names the location.
+        rack_toml: PathBuf,
+    },
+    /// The folder of a manager whose ledger is in etcd belongs to no rack, and so lacks the tokens of the rack.
+    #[error(
+        "manager.state_dir = {}: contains no file {RACK_UUID_FILE}, but {} contains rack {rack}: without [tls], all managers of a rack \
+         must have the same state_dir, which contains the tokens of hosts and clients; if the folder is lost, stop all managers and run \
+         `pool-manager backup --config {2} --to FILE` and `pool-manager restore --config {2} --from FILE --force`, which permits new tokens",
+        folder.display(), ledger.display(), rack_toml.display()
+    )]
+    NoTokens {
+        /// Folder of the manager.
+        folder: PathBuf,
+        /// Location of the ledger in etcd.
+        ledger: PathBuf,
+        /// UUID of the rack in the ledger.
+        rack: String,
+        /// Configuration file that names the folder.
         rack_toml: PathBuf,
     },
     /// The ledger belongs to another rack.
@@ -170,38 +189,72 @@ pub fn open(folder: &Path, rack_toml: &Path) -> Result<OpenedStore, StoreFolderE
     Ok(OpenedStore { store: Box::new(store), meta, records, restored })
 }
 
-/// Loads the ledger of an existing rack from a store in etcd, of which this manager is the leader. `ledger` is the
-/// location of the store, and `folder` the folder of the manager. `rack_toml` is the configuration file, for messages.
-///
-/// # Errors
-/// [`StoreFolderError`] if the store contains no rack, or that of another folder, or cannot be read.
-pub fn load_from_etcd(
-    store: Box<dyn Store>,
-    ledger: &Path,
-    folder: &Path,
-    rack_toml: &Path,
-) -> Result<OpenedStore, StoreFolderError> {
-    let StoreContents { meta, records, restored } = records::load(store.snapshot()?.as_mut())?;
-    let meta = check_etcd_rack(ledger, folder, meta, rack_toml)?;
-    write_missing_uuid(folder, &meta)?;
-    Ok(OpenedStore { store, meta, records, restored })
+/// Manager whose ledger is in etcd.
+#[derive(Clone, Copy, Debug)]
+pub struct EtcdManager<'a> {
+    /// Location of the ledger in etcd.
+    pub ledger: &'a Path,
+    /// Folder of the manager.
+    pub folder: &'a Path,
+    /// Whether hosts and clients have tokens, which are in the folder, and not certificates.
+    pub has_tokens: bool,
+    /// Configuration file, for messages.
+    pub rack_toml: &'a Path,
 }
 
-/// Checks that a store in etcd contains a rack, and that the folder of the manager belongs to no other rack. Returns
-/// the metadata of the ledger. Changes nothing.
+impl EtcdManager<'_> {
+    /// Loads the ledger of an existing rack from the store, of which this manager is the leader.
+    ///
+    /// # Errors
+    /// [`StoreFolderError`] if the store contains no rack, or that of another folder, or cannot be read.
+    pub fn load(self, store: Box<dyn Store>) -> Result<OpenedStore, StoreFolderError> {
+        let StoreContents { meta, records, restored } = records::load(store.snapshot()?.as_mut())?;
+        let meta = self.check_rack(meta)?;
+        write_missing_uuid(self.folder, &meta)?;
+        Ok(OpenedStore { store, meta, records, restored })
+    }
+
+    /// Checks that the store contains a rack, and that the folder of the manager belongs to no other rack. Without
+    /// certificates, it must belong to this rack. Returns the metadata of the ledger. Changes nothing.
+    ///
+    /// # Errors
+    /// [`StoreFolderError`].
+    pub fn check_rack(self, meta: Option<Meta>) -> Result<Meta, StoreFolderError> {
+        let Self { ledger, folder, has_tokens, rack_toml } = self;
+        let (ledger_path, toml) = (ledger.to_owned(), rack_toml.to_owned());
+        let Some(meta) = verify_rack(folder, ledger, meta, rack_toml)? else {
+            return Err(StoreFolderError::NoRackInEtcd { ledger: ledger_path, rack_toml: toml });
+        };
+        if has_tokens && read_rack_uuid(folder)?.is_none() {
+            let (folder, rack) = (folder.to_owned(), meta.rack_uuid);
+            return Err(StoreFolderError::NoTokens { folder, ledger: ledger_path, rack, rack_toml: toml });
+        }
+        Ok(meta)
+    }
+
+    /// Checks the rack, and that this manager can write to its folder, which it creates if it is missing. Returns the
+    /// metadata of the ledger.
+    ///
+    /// # Errors
+    /// [`StoreFolderError`].
+    pub fn prepare_folder(self, meta: Option<Meta>) -> Result<Meta, StoreFolderError> {
+        let meta = self.check_rack(meta)?;
+        write_missing_uuid(self.folder, &meta)?;
+        let permitted = rustix::fs::access(self.folder, Access::WRITE_OK | Access::EXEC_OK);
+        permitted.map_err(|errno| io_error("write to", self.folder)(errno.into()))?;
+        Ok(meta)
+    }
+}
+
+/// Writes the UUID of the rack into the folder of a manager that has restored the ledger.
 ///
 /// # Errors
-/// [`StoreFolderError`] as of [`load_from_etcd`].
-pub fn check_etcd_rack(
-    ledger: &Path,
-    folder: &Path,
-    meta: Option<Meta>,
-    rack_toml: &Path,
-) -> Result<Meta, StoreFolderError> {
-    verify_rack(folder, ledger, meta, rack_toml)?.ok_or_else(|| {
-        let (ledger, rack_toml) = (ledger.to_owned(), rack_toml.to_owned());
-        StoreFolderError::NoRackInEtcd { ledger, rack_toml }
-    })
+/// [`StoreFolderError`] if the store or the folder cannot be used.
+pub fn adopt_folder(store: &mut dyn Scan, folder: &Path) -> Result<(), StoreFolderError> {
+    match records::load_meta(store)? {
+        Some(meta) => write_missing_uuid(folder, &meta),
+        None => Ok(()),
+    }
 }
 
 /// Creates a rack with UUID `new_uuid` in an empty store in etcd.
@@ -218,7 +271,9 @@ pub fn init_in_etcd(
 ) -> Result<(), StoreFolderError> {
     let found = records::load(store.snapshot()?.as_mut())?.meta;
     if let Some(meta) = verify_rack(folder, ledger, found, rack_toml)? {
-        write_missing_uuid(folder, &meta)?;
+        if meta.next_host == HostId(0) {
+            write_missing_uuid(folder, &meta)?; // an earlier init was interrupted
+        }
         return Err(StoreFolderError::RackExists { store: ledger.to_owned(), rack_uuid: meta.rack_uuid });
     }
     let meta = Meta::new(new_uuid.to_owned());

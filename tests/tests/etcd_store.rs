@@ -285,6 +285,7 @@ fn full_etcd_is_reported_as_full() {
         (0..40).find_map(|number: u8| store.commit(&[put(Table::Audit, &[number], value.clone())]).err());
     let error = error.expect("40 MiB do not fit into 16 MiB");
     assert!(error.is_full(), "{error}");
+    assert_eq!(store.free_bytes().unwrap(), Some(0), "the quota of the configuration is larger");
 }
 
 /// A manager that ends between two parts leaves such a batch.

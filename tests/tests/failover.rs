@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use etcd::client::Settings;
+use etcd::{
+    client::Settings,
+    messages::{RangeRequest, TxnRequest, delete},
+};
 use pool_manager::{
     election::{self, Election, ManagerEntry},
     store::{FORMAT, Store as _, Table, Write, etcd::Cluster, meta},
@@ -284,6 +287,89 @@ async fn missing_standby_raises_an_alarm() {
     wait_for_alarm(&rack, false).await;
 }
 
+/// Waits until `tarn get managers` lists both managers.
+async fn wait_for_both(rack: &ElectedRack) {
+    let started = Instant::now();
+    while !["m0", "m1"].iter().all(|name| rack.tarn_output(&["get", "managers"]).contains(name)) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn manager_that_could_not_take_over_does_not_become_a_standby() {
+    let mut rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let leader = rack.wait_for_leader().await;
+    let standby = 1 - leader;
+    reserve(&rack, "a").await;
+    rack.signal_manager(standby, Signal::TERM);
+    assert!(rack.wait_for_end(standby));
+    let path = rack.config_path(standby);
+    let config = std::fs::read_to_string(&path).expect("the configuration is readable");
+    let other_host = config.replace("name = \"h0\"", "name = \"h9\"");
+    let cases = [
+        (config.replace("\"state\"", "\"fresh\""), "all managers of a rack must have the same state_dir"),
+        (other_host.clone(), "host h0 cannot be removed"),
+    ];
+    for (changed, expected) in cases {
+        std::fs::write(&path, changed).unwrap();
+        let (ok, output) = rack.run_pool_manager(standby, &["serve"]);
+        assert!(!ok && output.contains(expected), "{output}");
+    }
+    assert!(!rack.dir().join("fresh").exists(), "the manager has created tokens");
+    std::fs::write(&path, &config).unwrap();
+    rack.start_manager(standby);
+    wait_for_both(&rack).await;
+    std::fs::write(&path, &other_host).unwrap();
+    rack.signal_manager(standby, Signal::HUP);
+    let started = Instant::now();
+    while !rack.read_log(&format!("m{standby}")).contains("host h0 cannot be removed") {
+        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let (ok, output) = rack.run_pool_manager(leader, &["transfer"]);
+    assert!(ok, "the standby keeps its earlier configuration: {output}\n{}", rack.logs());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transfer_to_a_paused_standby_ends_when_the_leader_is_elected_again() {
+    let rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let leader = rack.wait_for_leader().await;
+    let standby = 1 - leader;
+    wait_for_both(&rack).await;
+    rack.pause_manager(standby);
+    let (ok, output) = rack.run_pool_manager(leader, &["transfer", "--to", &format!("m{standby}")]);
+    assert!(!ok && output.contains(&format!("m{leader} leads again")), "{output}");
+    rack.signal_manager(standby, Signal::CONT);
+    assert_eq!(rack.wait_for_leader().await, leader);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_entry_of_the_leader_is_created_again() {
+    let rack = ElectedRack::start(1, 2, LEASE_S).await;
+    let leader = rack.wait_for_leader().await;
+    let cluster = cluster(&rack);
+    let key = format!("/tarn/managers/m{leader}").into_bytes();
+    let read_revision = async || {
+        let (client, request) =
+            (cluster.client().clone(), RangeRequest { key: key.clone(), ..RangeRequest::default() });
+        let found = cluster.spawn(async move { client.range(request).await }).await.unwrap().unwrap();
+        found.kvs.first().map(|entry| entry.create_revision)
+    };
+    let first = read_revision().await.expect("the leader has an entry");
+    let (client, request) = (
+        cluster.client().clone(),
+        TxnRequest { success: vec![delete(key.clone())], ..TxnRequest::default() },
+    );
+    cluster.spawn(async move { client.txn(request).await }).await.unwrap().unwrap();
+    let started = Instant::now();
+    while read_revision().await.is_none_or(|revision| revision == first) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    wait_for_both(&rack).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn store_moves_to_etcd_and_back() {
     let mut rack = ElectedRack::new(1, 1, LEASE_S);
@@ -345,11 +431,12 @@ async fn wrong_stores_in_etcd_are_rejected() {
     let config =
         std::fs::read_to_string(rack.config_path(1)).unwrap().replace("\"state\"", "\"other-state\"");
     std::fs::write(rack.config_path(1), &config).unwrap();
-    let output = start_error(1);
-    assert!(
-        output.contains("no store at etcd:/empty: it contains no rack: correct manager.store"),
-        "{output}"
-    );
+    let (ok, backup) = rack.run_pool_manager(1, &["backup", "--to", "empty-backup"]);
+    assert!(!ok, "{backup}");
+    for output in [start_error(1), backup] {
+        let expected = "no store at etcd:/empty: it contains no rack: correct manager.store";
+        assert!(output.contains(expected), "{output}");
+    }
     let nested = config.replace("/empty", "/tarn/emc/x");
     std::fs::write(rack.config_path(1), &nested).unwrap();
     let (ok, output) = rack.run_pool_manager(1, &["init"]);
@@ -479,6 +566,7 @@ async fn manager_of_an_earlier_version_does_not_join() {
         address: "unix:/upgraded".to_owned(),
         version: "99.0.0".to_owned(),
         started_unix_ms: 0,
+        is_serving: false,
     };
     let election = Election::new(cluster(&rack), &entry, Ns::secs(LEASE_S));
     let leader = election.win(&mut election.campaign()).await.expect("etcd accepts the manager");

@@ -209,7 +209,8 @@ impl Client {
         }
     }
 
-    /// Returns the size of the database of the member that answers, in bytes.
+    /// Returns the size of the database of the member that answers, in bytes; `u64::MAX` while etcd rejects writes
+    /// because it is out of space.
     ///
     /// # Errors
     /// [`Error`].
@@ -217,7 +218,11 @@ impl Client {
         let status = self.call(StatusRequest {}, async |channel, request| {
             MaintenanceClient::new(channel).status(request).await.map(tonic::Response::into_inner)
         });
-        Ok(u64::try_from(status.await?.db_size).unwrap_or(0))
+        let status = status.await?;
+        if status.errors.iter().any(|error| error.contains("NOSPACE")) {
+            return Ok(u64::MAX);
+        }
+        Ok(u64::try_from(status.db_size).unwrap_or(0))
     }
 
     /// Sends a request to the members in turn until one answers, each at most once.

@@ -20,7 +20,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     Client, Error,
     messages::{
-        Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, delete, get, is_created_in, put_with_lease,
+        Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse, delete, get, is_created_in,
+        put_with_lease,
     },
 };
 
@@ -88,6 +89,8 @@ pub struct Leadership {
     hand_over_key: Vec<u8>,
     keys_prefix: Vec<u8>,
     name: Vec<u8>,
+    /// Value of the entry of this process.
+    value: Vec<u8>,
     /// Create revision of the entry.
     token: i64,
     lease: Lease,
@@ -210,6 +213,7 @@ impl Candidate {
                 hand_over_key: self.hand_over_key.clone(),
                 keys_prefix: self.keys_prefix.clone(),
                 name: self.name.clone(),
+                value: self.value.clone(),
                 token: entry.create_revision,
                 lease: current.clone(),
                 ttl: self.ttl,
@@ -305,17 +309,35 @@ impl Leadership {
         }
     }
 
-    /// Returns whether another process must be elected, and runs. Checks that the entry of this process was not deleted, for
-    /// example by an operator.
-    async fn must_hand_over(&self) -> Result<bool, Error> {
-        let request = TxnRequest {
-            compare: vec![self.condition()],
-            success: vec![get(self.hand_over_key.clone())],
-            failure: Vec::new(),
-        };
+    /// Changes the value of the entry of the elected process, which has the value of the candidate until then.
+    ///
+    /// # Errors
+    /// [`Error::Deposed`] if the entry was deleted or replaced, or another [`Error`].
+    pub async fn announce(&self, value: Vec<u8>) -> Result<(), Error> {
+        let operations = vec![put_with_lease(self.leader_key.clone(), value, self.lease.id)];
+        self.transact(operations).await.map(drop)
+    }
+
+    /// Performs operations if this process is still the elected one.
+    async fn transact(&self, success: Vec<RequestOp>) -> Result<TxnResponse, Error> {
+        let request = TxnRequest { compare: vec![self.condition()], success, failure: Vec::new() };
         let response = self.client.txn(request).await?;
-        if !response.succeeded {
-            return Err(Error::Deposed);
+        if response.succeeded { Ok(response) } else { Err(Error::Deposed) }
+    }
+
+    /// Returns whether another process must be elected, and runs. Checks that the entry of the elected process was not
+    /// deleted, for example by an operator, and creates a deleted entry of this process again.
+    async fn must_hand_over(&self) -> Result<bool, Error> {
+        let own_key = [&self.keys_prefix[..], &self.name].concat();
+        let operations = vec![get(self.hand_over_key.clone()), get(own_key.clone())];
+        let response = self.transact(operations).await?;
+        if response.entries(1).is_empty() {
+            let request = TxnRequest {
+                compare: vec![self.condition(), is_created_in(own_key.clone(), 0)],
+                success: vec![put_with_lease(own_key, self.value.clone(), self.lease.id)],
+                failure: Vec::new(),
+            };
+            self.client.txn(request).await?;
         }
         let Some(next) = response.entries(0).first().filter(|entry| entry.value != self.name) else {
             return Ok(false);

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DeviceError, DeviceLeader, Driver};
+use super::{DeviceError, DeviceLeader, Driver, emulated::epochs};
 
 /// Paths and identities of the files of an open device.
 #[derive(Debug)]
@@ -47,11 +47,13 @@ impl DevicePresence {
     /// folders.
     ///
     /// # Errors
-    /// [`DeviceError::Vanished`] if a file is missing or was replaced,
+    /// [`DeviceError::Vanished`] if a file is missing or was replaced, [`DeviceError::LaterManager`] if a manager that was
+    /// elected later has removed it,
     /// [`DeviceError::FolderAccess`] if other users can change the folders, or [`DeviceError::Io`].
     pub fn check(&self) -> Result<(), DeviceError> {
         self.files.iter().try_for_each(|(path, id)| {
-            if file_id(path)? == *id {
+            let found = file_id(path).or_else(|error| epochs::check_latest(path).and(Err(error)))?;
+            if found == *id {
                 return Ok(());
             }
             Err(DeviceError::Vanished { path: path.clone(), what: "was replaced" })

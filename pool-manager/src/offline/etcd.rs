@@ -48,7 +48,7 @@ fn write_as_leader<T>(
 fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
     let entry = ManagerEntry::new(etcd.name.to_string(), etcd.advertise.clone(), 0);
     let election = Election::new(cluster.clone(), &entry, etcd.lease);
-    let (timeout, leader) = (etcd.lease.as_duration() + ELECTION_MARGIN, election.leader());
+    let timeout = etcd.lease.as_duration() + ELECTION_MARGIN;
     let elected = cluster.block_on(async move {
         let mut campaign = election.campaign();
         let elected = tokio::time::timeout(timeout, election.win(&mut campaign)).await.ok();
@@ -57,12 +57,15 @@ fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
         }
         elected
     });
-    elected.transpose()?.ok_or_else(|| {
-        let leader = leader.borrow().as_ref().map(|leader| format!("{} at {}", leader.name, leader.address));
-        OfflineError::InUse {
-            store: cluster.location(),
-            leader: leader.unwrap_or_else(|| "unknown".to_owned()),
-        }
+    if let Some(leader) = elected.transpose()? {
+        return Ok(leader);
+    }
+    let connection = cluster.clone();
+    let leader = cluster.block_on(async move { election::find_leader(&connection).await })?;
+    let leader = leader.map(|(leader, _)| format!("{} at {}", leader.name, leader.address));
+    Err(OfflineError::InUse {
+        store: cluster.location(),
+        leader: leader.unwrap_or_else(|| format!("{}, a standby", etcd.name)),
     })
 }
 
@@ -108,6 +111,7 @@ pub(super) fn restore(
         drop(existing);
         let mut store = leader.elected().replace_store()?;
         let generation = copy.restore(&mut store, before, unix_seconds, &ledger_generation)?;
+        store_folder::adopt_folder(&mut store, folder)?;
         Ok(RestoredStore { generation, replaced: saved })
     })
 }
@@ -122,22 +126,29 @@ pub(super) fn transfer(path: &Path, etcd: &Etcd, to: Option<&str>) -> Result<Man
         // The leader completes its requests, and the other manager loads the ledger.
         let timeout = TRANSFER_TIMEOUT + 2 * etcd.lease.as_duration();
         let request = HandOver::request(&cluster, &next.name, timeout).await?;
-        let wait = async {
-            loop {
-                let managers = election::list(&cluster).await?;
-                if let Some((leader, _)) =
-                    managers.into_iter().find(|(entry, leads)| *leads && entry.name == next.name)
-                {
-                    return Ok(leader);
-                }
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
-        };
-        let taken_over = tokio::time::timeout(timeout, wait).await;
+        let taken_over = tokio::time::timeout(timeout, wait_for_leader(&cluster, &next.name)).await;
         request.withdraw().await;
         let problem = || format!("{} did not take over within {timeout:?}: see its log", next.name);
         taken_over.unwrap_or_else(|_| Err(OfflineError::Transfer(problem())))
     })
+}
+
+/// Waits until the manager `next` serves requests as the leader.
+async fn wait_for_leader(cluster: &Cluster, next: &str) -> Result<ManagerEntry, OfflineError> {
+    let before = election::find_leader(cluster).await?.map(|(_, token)| token);
+    let mut is_elected = false;
+    loop {
+        match election::find_leader(cluster).await? {
+            Some((leader, _)) if leader.name == next && leader.is_serving => return Ok(leader),
+            Some((leader, _)) if leader.name == next => is_elected = true,
+            Some((leader, token)) if is_elected || Some(token) != before => {
+                let problem = format!("{next} could not take over, see its log: {} leads again", leader.name);
+                return Err(OfflineError::Transfer(problem));
+            }
+            _ => {}
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
 }
 
 /// Returns the standby that must take over.

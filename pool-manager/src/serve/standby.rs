@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use pool::record::Meta;
+use pool::ledger::{Ledger, When};
 use proto::v1::{
     admin_server::AdminServer, agent_server::AgentServer, models_server::ModelsServer,
     scheduler_server::SchedulerServer,
@@ -23,19 +23,20 @@ use tonic::{
     server::NamedService,
 };
 use tonic_health::ServingStatus;
+use units::UnixMs;
 
 use super::{
     AccessControl, ServeError, Signals, Stop, load_changed, load_tls_config, log_rejected_reload,
-    notify_systemd, now_unix_ms, run_watchdog, serve_ledger, server_builder, start_server,
+    notify_systemd, now_unix_ms, run_watchdog, serve_ledger, server_builder, start_server, to_rack_spec,
 };
 use crate::{
     config::{Config, Etcd},
     election::{Election, Leader, ManagerEntry},
     etcd_connection,
-    records::{self, LoadError},
+    records::{self, LoadError, StoreContents},
     rpc::{admin::Admin, agent::Agent, models::Models, scheduler::Scheduler, status::not_leader_status},
     store::etcd::Cluster,
-    store_folder::{self, OpenedStore},
+    store_folder::{EtcdManager, OpenedStore},
 };
 
 /// Time in which clients of a standby must close their connections.
@@ -114,13 +115,13 @@ async fn wait_as_standby(
     let (access, _) = AccessControl::load(path, config)?;
     let server = StandbyServer::start(config, &access, election.leader()).await?;
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("standby")]);
-    let folder = config.manager.folder.clone();
+    let started_with = config.clone();
     let mut campaign = election.campaign();
     let elected = async {
-        check_rack(path, &folder, election.cluster()).await?;
+        wait_until_checked(path, &started_with, election.cluster()).await?;
         Ok(election.win(&mut campaign).await?)
     };
-    let elected = wait_for_election(path, config, &access, signals, elected).await;
+    let elected = wait_for_election(path, config, &access, election.cluster(), signals, elected).await;
     server.stop().await;
     if !matches!(elected, Ok(Some(_))) {
         election.withdraw(campaign).await;
@@ -133,6 +134,7 @@ async fn wait_for_election(
     path: &Path,
     config: &mut Config,
     access: &AccessControl,
+    cluster: &Cluster,
     signals: &mut Signals,
     elected: impl Future<Output = Result<Leader, ServeError>>,
 ) -> Result<Option<Leader>, ServeError> {
@@ -140,7 +142,7 @@ async fn wait_for_election(
     loop {
         tokio::select! {
             elected = &mut elected => return elected.map(Some),
-            _ = signals.hangup.recv() => match reload(path, config, access) {
+            _ = signals.hangup.recv() => match reload(path, config, access, cluster).await {
                 Ok(()) => tracing::info!(path = %path.display(), "rack.toml reloaded"),
                 Err(error) => log_rejected_reload(path, &error),
             },
@@ -151,48 +153,64 @@ async fn wait_for_election(
 }
 
 /// Loads `rack.toml`, which is used when this manager is elected, and the certificates.
-fn reload(path: &Path, config: &mut Config, access: &AccessControl) -> Result<(), ServeError> {
+async fn reload(
+    path: &Path,
+    config: &mut Config,
+    access: &AccessControl,
+    cluster: &Cluster,
+) -> Result<(), ServeError> {
     let new = load_changed(path, config)?;
     super::prepare_rules(&new)?;
+    check_takeover(path, &new, cluster).await?;
     access.tls.send_replace(load_tls_config(path, &new)?);
     *config = new;
     Ok(())
 }
 
-/// Checks that etcd contains the rack of this manager's folder, before the manager takes part in the election. Waits
-/// while etcd cannot be reached.
-async fn check_rack(path: &Path, folder: &Path, cluster: &Cluster) -> Result<(), ServeError> {
+/// Checks that this manager can take over, before it takes part in the election. Waits while etcd cannot be reached.
+async fn wait_until_checked(path: &Path, config: &Config, cluster: &Cluster) -> Result<(), ServeError> {
     let mut is_logged = false;
     loop {
-        match read_meta(cluster).await {
-            Ok(meta) => {
-                store_folder::check_etcd_rack(&cluster.location(), folder, meta, path)?;
-                return Ok(());
-            }
-            Err(LoadError::Store(error)) if error.is_temporary() => {
+        match check_takeover(path, config, cluster).await {
+            Err(ServeError::Store(error) | ServeError::Load(LoadError::Store(error)))
+                if error.is_temporary() =>
+            {
                 if !std::mem::replace(&mut is_logged, true) {
                     tracing::warn!(error = units::chain(&error), "waiting for etcd");
                 }
                 tokio::time::sleep(RETRY_DELAY).await;
             }
-            Err(error) => return Err(error.into()),
+            result => return result,
         }
     }
 }
 
-/// Returns the metadata of the ledger in etcd.
-async fn read_meta(cluster: &Cluster) -> Result<Option<Meta>, LoadError> {
-    let cluster = cluster.clone();
-    let read = move || records::load_meta(cluster.read()?.as_mut());
-    tokio::task::spawn_blocking(read).await.expect("reading the store does not panic")
+/// Checks what would prevent this manager from taking over: another rack in etcd, a folder without the rack's tokens or
+/// without write access, and a `rack.toml` that the ledger rejects.
+async fn check_takeover(path: &Path, config: &Config, cluster: &Cluster) -> Result<(), ServeError> {
+    let (rack_toml, config, cluster) = (path.to_owned(), config.clone(), cluster.clone());
+    let check = move || {
+        let StoreContents { meta, records, .. } = records::load(cluster.read()?.as_mut())?;
+        let meta = etcd_manager(&rack_toml, &config, &cluster.location()).prepare_folder(meta)?;
+        let when = When { now: meta.rack_time, wall: UnixMs(now_unix_ms()) };
+        let decided = Ledger::load(meta, records).decide_configuration(when, &to_rack_spec(&config));
+        decided
+            .map(drop)
+            .map_err(|rejection| ServeError::Configure { path: rack_toml, error: rejection.into() })
+    };
+    tokio::task::spawn_blocking(check).await.expect("reading the store does not panic")
+}
+
+fn etcd_manager<'a>(rack_toml: &'a Path, config: &'a Config, ledger: &'a Path) -> EtcdManager<'a> {
+    EtcdManager { ledger, folder: &config.manager.folder, has_tokens: config.tls.is_none(), rack_toml }
 }
 
 /// Opens the store as the leader, and loads the ledger.
 async fn open_store(path: &Path, config: &Config, leader: &Leader) -> Result<OpenedStore, ServeError> {
-    let (path, folder, elected) = (path.to_owned(), config.manager.folder.clone(), leader.elected());
+    let (path, config, elected) = (path.to_owned(), config.clone(), leader.elected());
     let open = move || {
         let store = elected.open_store()?;
-        store_folder::load_from_etcd(Box::new(store), &elected.location(), &folder, &path)
+        etcd_manager(&path, &config, &elected.location()).load(Box::new(store))
     };
     Ok(tokio::task::spawn_blocking(open).await.expect("loading the ledger does not panic")?)
 }

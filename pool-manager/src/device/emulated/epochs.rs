@@ -80,6 +80,20 @@ impl EpochsFile {
     }
 }
 
+/// Checks that no manager with a higher token has opened the device whose file of epochs has this path. Such a manager
+/// removes the file.
+///
+/// # Errors
+/// [`DeviceError::LaterManager`], or [`DeviceError::Io`].
+pub(crate) fn check_latest(path: &Path) -> Result<(), DeviceError> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let token = name.strip_prefix(FILE).and_then(|suffix| suffix.strip_prefix('.')?.parse().ok());
+    match (token, path.parent()) {
+        (Some(token), Some(directory)) => find_others(directory, Some(token)).map(drop),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the tokens of the files of other managers, in ascending order; `None` stands for a file without a token.
 ///
 /// # Errors

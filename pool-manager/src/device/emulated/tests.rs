@@ -251,6 +251,17 @@ fn device_is_not_opened_by_an_earlier_manager() {
 }
 
 #[test]
+fn paused_manager_finds_that_a_later_one_has_opened_the_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let _earlier = open_elected(&directory, 5).unwrap();
+    let epochs = directory.path().join("epochs.1.5");
+    epochs::check_latest(&epochs).unwrap();
+    drop(open_elected(&directory, 7).unwrap());
+    let error = epochs::check_latest(&epochs).unwrap_err();
+    assert!(matches!(error, DeviceError::LaterManager { .. }), "{error}");
+}
+
+#[test]
 fn only_manager_and_elected_managers_exclude_each_other() {
     let directory = tempfile::tempdir().unwrap();
     let mut only = open_device(&directory);
