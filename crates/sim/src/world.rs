@@ -303,8 +303,7 @@ mod tests {
     const SEED_COUNT: u64 = 150;
     const STEPS_PER_SEED: u64 = 1500;
     /// Rare events, which may not occur within [`SEED_COUNT`] seeds.
-    const RARE_EVENTS: [&str; 4] =
-        ["long_histories", "migrations_retried", "rehomes_cancelled", "former_sessions_rejected"];
+    const RARE_EVENTS: [&str; 3] = ["long_histories", "migrations_retried", "rehomes_cancelled"];
 
     /// Verifies that each kind of event occurs, because an invariant is not tested without its
     /// events.

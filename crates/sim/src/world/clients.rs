@@ -348,7 +348,7 @@ impl World {
     }
 
     pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
-        if self.manager_process.is_former_acting {
+        if self.manager_process.is_former_acting() {
             return; // the lease is checked before each reply
         }
         self.truth.record_justification_reply(token, &answer);

@@ -55,7 +55,7 @@ impl World {
     /// the same time.
     pub(super) fn suspend_for_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
-        self.end_any_former_leader();
+        self.end_former_leaders();
         self.log(|| "all machines are suspended for a day".into());
         self.run_log.counts.days += 1;
         self.now = self.now.after(span);

@@ -24,6 +24,9 @@ impl World {
         self.schedule_after(pause, ScheduledEvent::FaultStart);
         self.run_log.counts.faults += 1;
         let Some(host) = self.pick_random(&self.hosts()) else { return };
+        if !self.manager_process.formers.is_empty() && self.random_bool(0.3) {
+            return self.break_session(host); // the agent may connect to another manager
+        }
         match self.rng.random_range(0..100) {
             0..9 => self.crash_manager(),
             9..17 => self.depose_manager(),
@@ -143,7 +146,7 @@ impl World {
         self.run_log.counts.device_power_failures += 1;
         self.run_log.counts.devices_emptied += u64::from(record_lost);
         if record_lost {
-            self.end_any_former_leader(); // a running manager would keep the old directory open
+            self.end_former_leaders(); // a running manager would keep the old directory open
             self.crash_manager();
             let affected_hosts = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
             affected_hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.crash_host(host));
@@ -161,7 +164,7 @@ impl World {
         else {
             return;
         };
-        self.end_any_former_leader();
+        self.end_former_leaders();
         self.crash_manager();
         let copies = self.devices[emc].snapshot_count();
         let version =

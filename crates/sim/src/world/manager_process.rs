@@ -3,7 +3,7 @@
 //! crash between any two effects. [`former_leader`](super::former_leader) simulates a process that still runs
 //! after another one was elected.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use pool::{
     ledger::When,
@@ -29,10 +29,10 @@ pub(super) const DEVICE_CALL_DURATION: Ns = Ns(300_000);
 pub(super) struct ManagerProcess {
     /// The manager that may write to the store.
     pub(super) running: Option<RunningManager>,
-    /// The manager before it, which was not informed that another one was elected.
-    pub(super) former: Option<FormerLeader>,
-    /// Whether `running` and `former` are exchanged, because the former leader handles an event.
-    pub(super) is_former_acting: bool,
+    /// Managers before it, by the number of their runs. They do not know that another one was elected.
+    pub(super) formers: BTreeMap<u64, FormerLeader>,
+    /// Former leader that handles an event and is exchanged with `running`.
+    pub(super) acting_former: Option<u64>,
     /// Whether the lease of the leader ends during its next write.
     pub(super) is_deposed_by_write: bool,
     pub(super) store: Box<dyn Store>,
@@ -74,8 +74,6 @@ pub(super) struct RunningManager {
 pub(super) struct FormerLeader {
     /// The manager; while it handles an event, its successor.
     pub(super) running: Option<RunningManager>,
-    /// Number of the manager's run, which is its fencing token.
-    pub(super) incarnation: u64,
     /// Whether the write in progress at the end of the lease is durable, and its answer arrives late.
     pub(super) is_last_write_durable: bool,
     pub(super) paused_until: Ns,
@@ -85,8 +83,8 @@ impl ManagerProcess {
     pub(super) fn new(store: Box<dyn Store>) -> Self {
         Self {
             running: None,
-            former: None,
-            is_former_acting: false,
+            formers: BTreeMap::new(),
+            acting_former: None,
             is_deposed_by_write: false,
             store,
             disk_full: false,
@@ -109,6 +107,11 @@ impl ManagerProcess {
 
     fn find_running_manager(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
         self.running.as_mut().filter(|running| running.incarnation == incarnation)
+    }
+
+    /// Returns whether a former leader handles an event.
+    pub(super) fn is_former_acting(&self) -> bool {
+        self.acting_former.is_some()
     }
 
     /// Returns the number of the run of the manager that handles an event now.
@@ -136,7 +139,7 @@ impl ManagerProcess {
     /// Returns whether a run of the manager is the leader.
     pub(super) fn is_leader(&self, incarnation: u64) -> bool {
         self.running.as_ref().is_some_and(|running| running.incarnation == incarnation)
-            && !self.is_former_acting
+            && !self.is_former_acting()
     }
 
     /// Returns whether the manager accepts connections and all effects have been performed.
@@ -345,8 +348,8 @@ impl World {
     }
 
     pub(super) fn complete_store_write(&mut self, incarnation: u64) {
-        if self.manager_process.is_former_acting {
-            return self.complete_former_store_write();
+        if self.manager_process.is_former_acting() {
+            return self.complete_former_store_write(incarnation);
         }
         let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let Some((batch, records)) = running.writing.take() else { return };
@@ -366,8 +369,8 @@ impl World {
     }
 
     pub(super) fn complete_store_read(&mut self, incarnation: u64) {
-        if self.manager_process.is_former_acting {
-            return self.end_acting_former();
+        if self.manager_process.is_former_acting() {
+            return self.schedule_after(STORE_OPEN_RETRY_DELAY, ScheduledEvent::StoreRead(incarnation));
         }
         if self.manager_process.find_running_manager(incarnation).is_none() {
             return;
@@ -394,7 +397,7 @@ impl World {
     }
 
     fn start_device_call(&mut self, emc: EmcId, call: DeviceCall) {
-        let is_former = self.manager_process.is_former_acting;
+        let is_former = self.manager_process.is_former_acting();
         if !is_former {
             self.check_device_call(emc, &call);
         }
@@ -453,7 +456,7 @@ impl World {
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.perform_device_call(incarnation, emc, &call);
         self.log(|| format!("{emc} -> manager: {done:?}"));
-        if self.manager_process.is_former_acting {
+        if self.manager_process.is_former_acting() {
             return self.handle_manager_event(Event::Device(emc, done));
         }
         if let DeviceReply::Contents(_) = done {

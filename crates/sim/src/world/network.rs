@@ -197,7 +197,7 @@ impl World {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
         let sent = session.add_desired_state(&desired);
-        if self.manager_process.is_former_acting {
+        if self.manager_process.is_former_acting() {
             self.record_sent_grants(host, &desired);
         } else {
             self.check_desired_state(&desired, &sent);
@@ -415,7 +415,7 @@ impl World {
 
     /// Closes the manager's ends of all connections after a manager process has ended.
     pub(super) fn close_manager_ends(&mut self, manager: u64) {
-        if !self.manager_process.is_former_acting {
+        if !self.manager_process.is_former_acting() {
             self.network.duplicate_agents.clear();
         }
         let open = self.network.sessions.iter().filter(|(_, session)| session.manager == manager);

@@ -44,7 +44,7 @@ impl World {
     fn stop_all_faults(&mut self) {
         self.log(|| "fault injection ends".into());
         self.faults_stopped = true;
-        self.end_any_former_leader();
+        self.end_former_leaders();
         self.manager_process.store.stop_faults();
         self.manager_process.set_disk_full(false);
         self.set_disk_space_low(false);

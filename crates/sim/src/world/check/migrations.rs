@@ -122,7 +122,8 @@ impl World {
             self.truth.justifications.contains(&Justification::MigrationAnswer(new.vm.clone(), new.answer));
         let is_withdrawn = self.truth.justifications.contains(&Justification::SlowdownEnd(id));
         // One batch may delete a withdrawn request and add another one.
-        let is_other = is_withdrawn && old.as_ref().is_some_and(|old| old.id != new.id);
+        let is_slowdown = new.kind() == MigrationKind::Slowdown;
+        let is_other = is_withdrawn && is_slowdown && old.as_ref().is_some_and(|old| old.id != new.id);
         let is_retried = old.as_ref().is_some_and(|old| old.retry_at.is_some_and(|at| now >= at));
         let allowed = match new.answer {
             MigrationAnswer::Open => {
