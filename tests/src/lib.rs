@@ -11,12 +11,14 @@ pub mod pool_guest;
 pub mod rack;
 pub mod rehomed_guests;
 pub mod scripted_agent;
+pub mod simulated_etcd;
 pub mod small_guests;
 pub mod soft_cache;
 pub mod soft_client;
 pub mod soft_daemon;
 pub mod soft_host;
 pub mod standalone_vm;
+pub mod store_in_etcd;
 pub mod tiered_tenants;
 
 /// Number of steps with faults in a run of the simulated rack.

@@ -1,80 +1,32 @@
 //! Tests of the store in etcd, with real clusters of Debian's etcd.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use etcd::{
-    client::Settings,
-    election::{Campaign, Candidate, Leadership},
+    election::{Campaign, Candidate},
     messages::{RangeRequest, TxnRequest, prefix_end, put as put_entry},
 };
 use pool_manager::store::{
-    Scan, Store, StoreError, Table, Write,
+    Store as _, StoreError, Table,
     etcd::{Cluster, EtcdStore},
-    meta,
 };
-use rand::{Rng as _, SeedableRng as _};
+use rand::SeedableRng as _;
 use rand_pcg::Pcg64;
-use tests::{environment::seed, etcd_cluster::EtcdCluster};
+use tests::{
+    environment::seed,
+    etcd_cluster::EtcdCluster,
+    store_in_etcd::{
+        Entries, TIMEOUT, apply, candidate, connect, elect, elect_candidate, entries, open, put,
+        random_batch, reopen,
+    },
+};
 
 /// Time to live of the lease of a manager that another one replaces.
 const SHORT_TTL: Duration = Duration::from_secs(2);
 /// Time to live of the lease of other managers. It is longer than the election of a member by the others.
 const TTL: Duration = Duration::from_secs(10);
-/// Time in which a cluster must accept writes.
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// Quota that etcd has by default.
-const QUOTA_BYTES: u64 = 2 << 30;
-
-/// Number of managers that were created, for their names.
-static MANAGERS: AtomicU64 = AtomicU64::new(0);
-
-type Entries = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
-
 fn cluster(etcd: &EtcdCluster) -> Cluster {
-    cluster_with_prefix(etcd, "/tarn/rack")
-}
-
-fn cluster_with_prefix(etcd: &EtcdCluster, prefix: &str) -> Cluster {
-    let settings = Settings {
-        endpoints: etcd.endpoints(),
-        tls: None,
-        credentials: None,
-        call_timeout: Duration::from_secs(1),
-    };
-    Cluster::new(settings, prefix.to_owned(), QUOTA_BYTES).expect("the addresses are valid")
-}
-
-fn candidate(cluster: &Cluster, name: &str, ttl: Duration) -> Candidate {
-    Candidate {
-        client: cluster.client().clone(),
-        leader_key: cluster.leader_key(),
-        keys_prefix: cluster.managers_prefix(),
-        hand_over_key: cluster.hand_over_key(),
-        name: name.as_bytes().to_vec(),
-        value: b"manager".to_vec(),
-        ttl,
-    }
-}
-
-fn elect(cluster: &Cluster, ttl: Duration) -> Leadership {
-    let name = format!("m{}", MANAGERS.fetch_add(1, Ordering::Relaxed));
-    elect_candidate(cluster, candidate(cluster, &name, ttl))
-}
-
-fn elect_candidate(cluster: &Cluster, candidate: Candidate) -> Leadership {
-    cluster
-        .block_on(async move { Campaign::new(candidate).win(|_| ()).await })
-        .expect("etcd accepts the manager")
-}
-
-/// Opens the store as the leader, and returns the store and the leadership, which is not renewed.
-fn open(cluster: &Cluster, ttl: Duration) -> (EtcdStore, Leadership) {
-    let leadership = elect(cluster, ttl);
-    (EtcdStore::open(cluster.clone(), &leadership).expect("the store is readable"), leadership)
+    connect(etcd.endpoints(), "/tarn/rack")
 }
 
 /// Opens the store as the leader, and renews the lease until the test ends.
@@ -83,68 +35,6 @@ fn open_permanently(cluster: &Cluster) -> EtcdStore {
     let cluster = cluster.clone();
     std::thread::spawn(move || cluster.block_on(async move { leadership.hold().await }));
     store
-}
-
-fn entries(store: &mut dyn Scan) -> Entries {
-    try_entries(store).expect("the store is readable")
-}
-
-fn try_entries(store: &mut dyn Scan) -> Result<Entries, StoreError> {
-    let mut entries = Entries::new();
-    for table in Table::ALL {
-        let mut last = None;
-        store.scan(table, &mut |key, value| {
-            assert!(last.as_deref().is_none_or(|last: &[u8]| last < key), "keys of {table} are ascending");
-            last = Some(key.to_vec());
-            entries.insert((table, key.to_vec()), value.to_vec());
-        })?;
-    }
-    entries.remove(&(Table::Meta, meta::FORMAT.to_vec()));
-    Ok(entries)
-}
-
-fn apply(entries: &mut Entries, batch: &[Write]) {
-    for write in batch.iter().cloned() {
-        match write {
-            Write::Put { table, key, value } => drop(entries.insert((table, key), value)),
-            Write::Delete { table, key } => drop(entries.remove(&(table, key))),
-        }
-    }
-}
-
-fn put(table: Table, key: &[u8], value: Vec<u8>) -> Write {
-    Write::Put { table, key: key.to_vec(), value }
-}
-
-/// Returns up to 400 writes of small values, and rarely one of up to 3 MB. Some keys begin with others.
-fn random_batch(random: &mut Pcg64) -> Vec<Write> {
-    let len = if random.random_ratio(1, 5) { 400 } else { 1 + random.random_range(0..40) };
-    let mut batch: Vec<_> = (0..len)
-        .map(|_| {
-            let table = Table::ALL[random.random_range(0..Table::ALL.len())];
-            let key = vec![random.random_range(0..20_u8); random.random_range(1..10)];
-            match random.random_range(0..4) {
-                0 => Write::Delete { table, key },
-                _ => Write::Put { table, key, value: vec![random.random(); random.random_range(0..600)] },
-            }
-        })
-        .collect();
-    if random.random_ratio(1, 10) {
-        let value = vec![random.random(); random.random_range(0..3 << 20)];
-        batch.push(Write::Put { table: Table::Models, key: vec![random.random_range(0..3_u8); 2], value });
-    }
-    batch
-}
-
-/// Reopens the store and reads all entries, until this is possible.
-fn reopen(store: &mut EtcdStore) -> Entries {
-    let started = Instant::now();
-    loop {
-        match store.reopen().and_then(|()| try_entries(store)) {
-            Ok(entries) => return entries,
-            Err(error) => assert!(started.elapsed() < TIMEOUT, "{error}"),
-        }
-    }
 }
 
 /// Waits until the log has no batches.
@@ -317,7 +207,7 @@ fn incomplete_batch_of_the_log_is_ignored() {
 #[test]
 fn prefixes_are_separate_stores() {
     let etcd = EtcdCluster::start(1, &[]);
-    let (one, other) = (cluster_with_prefix(&etcd, "/tarn/a"), cluster_with_prefix(&etcd, "/tarn/ab"));
+    let (one, other) = (connect(etcd.endpoints(), "/tarn/a"), connect(etcd.endpoints(), "/tarn/ab"));
     let (mut store, mut other_store) = (open_permanently(&one), open_permanently(&other));
     store.commit(&[put(Table::Hosts, b"a", vec![1])]).unwrap();
     assert_eq!(entries(&mut other_store), Entries::new());
