@@ -2,12 +2,13 @@
 //! records in one transaction, the minimum for a reservation stored in etcd.
 
 use std::{
+    fmt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
-use ::etcd::messages::{RangeRequest, TxnRequest, kv_client::KvClient, put};
+use ::etcd::messages::{RangeRequest, TxnRequest, kv_client::KvClient, prefix_end, put};
 use local_rack::Process;
 use proto::bearer::{Bearer, ClientChannel};
 use tokio::sync::{mpsc, oneshot};
@@ -126,57 +127,103 @@ impl Writer for TwoPutWriter {
     }
 }
 
+/// Tables of the manager whose records a reservation needs: slices, reservations and decisions. See `Table::tag` of
+/// `pool-manager`.
+const TABLE_TAGS: [u8; 3] = [3, 7, 5];
+/// Number of entries of a table that are read to get their size.
+const ENTRIES_READ_MAX: i64 = 100;
 /// Maximum number of writes in a transaction. etcd accepts 128 operations.
-const WRITES_PER_TRANSACTION_MAX: usize = 60;
+const WRITES_PER_TRANSACTION_MAX: usize = 126 / TABLE_TAGS.len();
 
-/// Client whose writes a task collects in transactions, with one transaction at a time.
+/// Mean sizes of the records of a reservation in the ledger of a manager, in bytes: of the slice, the reservation and
+/// the decision.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordSizes([usize; 3]);
+
+impl RecordSizes {
+    /// Reads the sizes from the ledger with a prefix, which contains reservations.
+    ///
+    /// # Errors
+    /// [`Failure`] if etcd rejects a call, or a table is empty.
+    pub async fn read(channel: ClientChannel, prefix: &str) -> Result<Self, Failure> {
+        let mut kv = KvClient::new(channel);
+        let mut sizes = [0; 3];
+        for (size, tag) in sizes.iter_mut().zip(TABLE_TAGS) {
+            let key = [format!("{prefix}/entry/").as_bytes(), &[tag]].concat();
+            let range_end = prefix_end(&key);
+            let request = RangeRequest { key, range_end, limit: ENTRIES_READ_MAX, ..RangeRequest::default() };
+            let entries = kv.range(request).await.map_err(Failure::rejection("read entries of etcd"))?;
+            let entries = entries.into_inner().kvs;
+            let sum: usize = entries.iter().map(|entry| entry.value.len()).sum();
+            *size = sum.checked_div(entries.len()).ok_or_else(|| Failure::UnexpectedReply {
+                subject: format!("read table {tag} of the ledger"),
+                reply: "no entries".to_owned(),
+            })?;
+        }
+        Ok(Self(sizes))
+    }
+}
+
+impl fmt::Display for RecordSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [slice, reservation, decision] = self.0;
+        write!(f, "slice {slice} bytes, reservation {reservation} bytes, decision {decision} bytes")
+    }
+}
+
+/// Client whose writes a task collects in transactions, with one transaction at a time. Each write has the records of a
+/// reservation.
 #[derive(Clone, Debug)]
 pub struct BatchedWriter {
     writes: mpsc::Sender<PendingWrite>,
-    key: String,
+    round: u32,
 }
 
 /// Write that waits for its transaction.
 #[derive(Debug)]
 struct PendingWrite {
-    slice: Vec<u8>,
-    request: Vec<u8>,
+    keys: [String; 3],
     done: oneshot::Sender<()>,
 }
 
 impl BatchedWriter {
     /// Returns `count` clients that share transactions on this connection. `round` makes their keys unique.
-    pub fn start(channel: ClientChannel, count: usize, round: u32) -> Vec<Self> {
+    pub fn start(channel: ClientChannel, count: usize, round: u32, sizes: RecordSizes) -> Vec<Self> {
         let (writes, received) = mpsc::channel(count);
-        tokio::spawn(write_batches(KvClient::new(channel), received));
-        vec![Self { writes, key: format!("batched-{round}") }; count]
+        tokio::spawn(write_batches(KvClient::new(channel), received, sizes));
+        vec![Self { writes, round }; count]
     }
 }
 
 impl Writer for BatchedWriter {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
         let (done, written) = oneshot::channel();
-        let slice = format!("slices/{:05}", number % SLICE_KEY_COUNT).into_bytes();
-        let request = format!("requests/{}-{number}", self.key).into_bytes();
+        let (slice, round) = (number % SLICE_KEY_COUNT, self.round);
+        let keys = [
+            format!("slices/{slice:05}"),
+            format!("reservations/{round}-{number}"),
+            format!("decisions/{round}-{number}"),
+        ];
         let failure = || Failure::UnexpectedReply {
             subject: "put a batch into etcd".to_owned(),
             reply: "the transaction failed".to_owned(),
         };
-        self.writes.send(PendingWrite { slice, request, done }).await.map_err(|_| failure())?;
+        self.writes.send(PendingWrite { keys, done }).await.map_err(|_| failure())?;
         written.await.map_err(|_| failure())
     }
 }
 
 /// Writes all collected writes in one transaction, again and again, until a transaction fails.
-async fn write_batches(mut kv: KvClient<ClientChannel>, mut received: mpsc::Receiver<PendingWrite>) {
-    let mut batch = Vec::new();
+async fn write_batches(
+    mut kv: KvClient<ClientChannel>,
+    mut received: mpsc::Receiver<PendingWrite>,
+    RecordSizes(sizes): RecordSizes,
+) {
+    let mut batch: Vec<PendingWrite> = Vec::new();
     while received.recv_many(&mut batch, WRITES_PER_TRANSACTION_MAX).await > 0 {
-        let puts = batch.iter().flat_map(|write| {
-            [
-                put(write.slice.clone(), SLICE_RECORD.to_vec()),
-                put(write.request.clone(), REQUEST_RECORD.to_vec()),
-            ]
-        });
+        let records =
+            batch.iter_mut().flat_map(|write| std::mem::take(&mut write.keys).into_iter().zip(sizes));
+        let puts = records.map(|(key, size)| put(key.into_bytes(), vec![0x5A; size]));
         let request = TxnRequest { success: puts.collect(), ..TxnRequest::default() };
         match kv.txn(request).await {
             Ok(reply) if reply.get_ref().succeeded => {}
