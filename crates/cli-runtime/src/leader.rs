@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use proto::v1::scheduler_server::SERVICE_NAME;
+use proto::v1::{ListManagersRequest, admin_client::AdminClient, scheduler_server::SERVICE_NAME};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -49,6 +49,12 @@ async fn connect_to_leader(endpoint: &Endpoint) -> Result<Channel, String> {
     let checked = HealthClient::new(channel.clone()).check(request).await;
     match checked.map_err(|status| status.message().to_owned())?.into_inner().status() {
         ServingStatus::Serving => Ok(channel),
-        _ => Err("is a standby".to_owned()),
+        _ => Err(ask_for_leader(channel).await),
     }
+}
+
+/// Returns the answer of a standby to a call, which names the leader.
+async fn ask_for_leader(standby: Channel) -> String {
+    let answer = AdminClient::new(standby).list_managers(ListManagersRequest {}).await;
+    answer.map_or_else(|status| status.message().to_owned(), |_| "has become the leader".to_owned())
 }
