@@ -19,6 +19,9 @@ use crate::{
     },
 };
 
+/// Delay before a leader that serves requests is announced again after a failure.
+const ANNOUNCEMENT_RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// Manager as the other managers see it in etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerEntry {
@@ -30,9 +33,9 @@ pub struct ManagerEntry {
     pub version: String,
     /// Start time of the process, in milliseconds since the Unix epoch.
     pub started_unix_ms: u64,
-    /// Whether the manager is the leader and serves requests.
+    /// Whether the manager serves requests as the leader; `None` from versions that do not announce it.
     #[serde(default)]
-    pub is_serving: bool,
+    pub is_serving: Option<bool>,
 }
 
 /// Manager that takes part in the election.
@@ -67,6 +70,7 @@ pub enum LeaderEnd {
 #[derive(Clone, Debug)]
 pub struct ElectedManager {
     cluster: Cluster,
+    entry: ManagerEntry,
     leadership: Arc<Leadership>,
 }
 
@@ -115,6 +119,21 @@ impl ElectedManager {
         list(&self.cluster).await
     }
 
+    /// Informs the other managers that this one serves requests. Repeats failed calls while it is the leader.
+    pub async fn announce_serving(self) {
+        let value = ManagerEntry { is_serving: Some(true), ..self.entry.clone() }.encode();
+        loop {
+            let (leadership, value) = (Arc::clone(&self.leadership), value.clone());
+            match self.cluster.spawn(async move { leadership.announce(value).await }).await {
+                Ok(Ok(()) | Err(Error::Deposed)) | Err(_) => return,
+                Ok(Err(error)) => {
+                    tracing::warn!(error = units::chain(&error), "cannot announce the leader in etcd");
+                }
+            }
+            tokio::time::sleep(ANNOUNCEMENT_RETRY_DELAY).await;
+        }
+    }
+
     /// Returns the location of the store, for messages.
     pub fn location(&self) -> PathBuf {
         self.cluster.location()
@@ -129,7 +148,7 @@ impl ManagerEntry {
             address,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_unix_ms,
-            is_serving: false,
+            is_serving: Some(false),
         }
     }
 
@@ -236,19 +255,8 @@ impl Election {
 impl Leader {
     /// Returns the election's result, for conditions of transactions.
     pub fn elected(&self) -> ElectedManager {
-        ElectedManager { cluster: self.cluster.clone(), leadership: Arc::clone(&self.leadership) }
-    }
-
-    /// Informs the other managers that this one serves requests.
-    ///
-    /// # Errors
-    /// [`StoreError`] if another manager may have taken over, or etcd cannot be reached.
-    pub async fn announce_serving(&self) -> Result<(), StoreError> {
-        let value = ManagerEntry { is_serving: true, ..self.entry.clone() }.encode();
-        let leadership = Arc::clone(&self.leadership);
-        let announced = self.cluster.spawn(async move { leadership.announce(value).await }).await;
-        let announced = announced.expect("a call to etcd does not panic");
-        announced.map_err(|cause| self.cluster.error("change the entry of the leader in", cause))
+        let (cluster, entry) = (self.cluster.clone(), self.entry.clone());
+        ElectedManager { cluster, entry, leadership: Arc::clone(&self.leadership) }
     }
 
     /// Waits until this manager must stop, and returns the reason.

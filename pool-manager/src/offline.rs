@@ -229,8 +229,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     let meta = match cluster {
         None => store_folder::check_rack(folder, meta, path)?,
         Some(cluster) => {
-            let (ledger, has_tokens) = (&cluster.location(), config.tls.is_none());
-            EtcdManager { ledger, folder, has_tokens, rack_toml: path }.check_rack(meta)?
+            EtcdManager { ledger: &cluster.location(), folder, rack_toml: path }.check_rack(meta)?
         }
     };
     Tokens::prepare(&config.manager.folder, &config.hosts)?;
@@ -282,7 +281,11 @@ pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError
     let config = Config::load(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let restored = match &config.manager.etcd {
-        Some(etcd) => etcd::restore(path, &config, etcd, (from, force, now.as_secs()))?,
+        Some(etcd) => {
+            let restored = etcd::restore(path, &config, etcd, (from, force, now.as_secs()))?;
+            Tokens::load(&config.manager.folder, &config.hosts)?; // a manager does not create the tokens of an existing rack
+            restored
+        }
         None => restore_folder(&config, from, force, now.as_secs())?,
     };
     println!(

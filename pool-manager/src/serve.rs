@@ -96,6 +96,21 @@ pub enum ServeError {
     /// This manager is not the leader any more. Another one may serve requests.
     #[error("stopped: another pool-manager may be the leader now")]
     NotLeader(#[source] StoreError),
+    /// The folder of this manager contains no tokens, but the hosts of the rack have some.
+    #[error(
+        "manager.state_dir = {}: contains no tokens, but {} has hosts: without [tls], all managers of a rack must have the same state_dir, \
+         which contains the tokens; if the folder is lost, stop all managers and run `pool-manager backup --config {2} --to FILE` and \
+         `pool-manager restore --config {2} --from FILE --force`, which creates new tokens",
+        folder.display(), ledger.display(), rack_toml.display()
+    )]
+    NoTokens {
+        /// Folder of the manager.
+        folder: PathBuf,
+        /// Location of the ledger in etcd.
+        ledger: PathBuf,
+        /// Configuration file.
+        rack_toml: PathBuf,
+    },
     /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -160,7 +175,8 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let (access, new_tokens) = AccessControl::load(&path, &config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
     let mut signals = Signals::listen()?; // must precede the first reply: until then, a signal ends the process at once
-    serve_ledger(&path, config, opened, &access, &mut signals, None).await.map(drop)
+    let mut config = config;
+    serve_ledger(&path, &mut config, opened, &access, &mut signals, None).await.map(drop)
 }
 
 /// Reason for which a manager has stopped serving requests.
@@ -172,10 +188,11 @@ enum Stop {
     HandOver,
 }
 
-/// Serves requests from an open store until the manager stops. `leader` is set if other managers can take over.
+/// Serves requests from an open store until the manager stops. `leader` is set if other managers can take over. `config`
+/// is replaced when `rack.toml` is reloaded.
 async fn serve_ledger(
     path: &Path,
-    config: Config,
+    config: &mut Config,
     opened: OpenedStore,
     access: &AccessControl,
     signals: &mut Signals,
@@ -187,7 +204,7 @@ async fn serve_ledger(
     let forecasts = forecasts::load(contents.as_mut())?;
     let stored = StoredState { forecasts, weights: shares::load(contents.as_mut())? };
     drop(contents);
-    let (settings, fence_command) = (manager_settings(&config), config.fence.clone());
+    let (settings, fence_command) = (manager_settings(config), config.fence.clone());
     let elected = leader.as_ref().map(Leader::elected);
     let initial = InitialState { settings, fence_command, meta, records, restored, leader: elected };
     let (handle, driver) = driver::start(initial, store, Arc::clone(&metrics))
@@ -245,7 +262,7 @@ impl AccessControl {
 /// Serves requests until the manager stops.
 async fn serve_rack(
     path: &Path,
-    config: Config,
+    config: &mut Config,
     rack: LoadedRack,
     access: &AccessControl,
     signals: &mut Signals,
@@ -253,8 +270,8 @@ async fn serve_rack(
 ) -> Result<Stop, ServeError> {
     let LoadedRack { handle, stored, metrics } = rack;
     let elected = leader.as_ref().map(|leader| leader.elected());
-    configure(path, &handle, &config).await?;
-    let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
+    configure(path, &handle, config).await?;
+    let (policy, policy_receiver) = watch::channel(rpc_policy(config));
     let (rehome, rehome_receiver) = watch::channel(config.qos.rehome);
     let (settings, settings_receiver) = watch::channel(config.prediction);
     let forecasts = Forecasts::new(stored.forecasts, handle.clone(), Arc::clone(&metrics), settings_receiver);
@@ -274,24 +291,21 @@ async fn serve_rack(
         metrics: Arc::clone(&metrics),
         policy: policy_receiver,
         stopping: stopping.clone(),
-        managers: rack_managers(&config, elected.clone()),
+        managers: rack_managers(config, elected.clone()),
         folder: config.manager.folder.as_path().into(),
         backups: Arc::new(Semaphore::new(1)),
         started_unix_ms: now_unix_ms(),
     };
+    let announcement = elected.clone();
     if let Some((elected, etcd)) = elected.zip(config.manager.etcd.as_ref()) {
         let lease = etcd.lease.as_duration();
         tasks.push(tokio::spawn(managers::observe(elected, handle.clone(), Arc::clone(&metrics), lease)));
     }
-    let server = start_server(build_router(shared.clone()).await, &config, access, stopping.clone())?;
+    let server = start_server(build_router(shared.clone()).await, config, access, stopping.clone())?;
     if let Some(address) = config.manager.metrics_listen {
         tasks.push(http::start(address, shared, stopping).await?);
     }
-    if let Some(leader) = &leader
-        && let Err(error) = leader.announce_serving().await
-    {
-        tracing::warn!(error = units::chain(&error), "cannot announce that this manager is the leader");
-    }
+    tasks.extend(announcement.map(|elected| tokio::spawn(elected.announce_serving())));
     tracing::info!(listen = %config.manager.listen, store = config.manager.store(), "pool-manager ready");
     notify_systemd(&[NotifyState::Ready, NotifyState::Status("serving requests")]);
     tasks.push(tokio::spawn(run_watchdog(ledger_progress(handle.clone()))));
@@ -465,7 +479,7 @@ async fn remove_departed_hosts(shares: &Shares) {
 /// Reloads `rack.toml` on SIGHUP; a rejected file changes nothing. Returns on SIGTERM or SIGINT.
 async fn reload_until_stopped(
     path: &std::path::Path,
-    mut config: Config,
+    config: &mut Config,
     handle: &Handle,
     access: &AccessControl,
     targets: &ReloadTargets,
@@ -474,14 +488,14 @@ async fn reload_until_stopped(
     let Signals { hangup, terminate, interrupt } = signals;
     loop {
         tokio::select! {
-            _ = hangup.recv() => match reload(path, &config, handle, access).await {
+            _ = hangup.recv() => match reload(path, config, handle, access).await {
                 Ok(new) => {
                     tracing::info!(path = %path.display(), "rack.toml reloaded");
                     targets.policy.send_replace(rpc_policy(&new));
                     targets.rehome.send_replace(new.qos.rehome);
                     targets.settings.send_replace(new.prediction);
                     remove_departed_hosts(&targets.shares).await;
-                    config = new;
+                    *config = new;
                 }
                 Err(error) => log_rejected_reload(path, &error),
             },

@@ -15,13 +15,12 @@ use std::{
 
 use pool::record::{Meta, Record};
 use rustix::fs::Access;
-use units::HostId;
 
 use crate::{
     rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
     records::{self, LoadError, StoreContents},
     store::{
-        Scan, Store, StoreError,
+        Store, StoreError,
         disk::DATABASE_FILE,
         redb::{self, FileContents, RedbStore},
     },
@@ -72,23 +71,6 @@ pub enum StoreFolderError {
         /// Location of the ledger in etcd.
         ledger: PathBuf,
         /// Configuration file that names the location.
-        rack_toml: PathBuf,
-    },
-    /// The folder of a manager whose ledger is in etcd belongs to no rack, and so lacks the tokens of the rack.
-    #[error(
-        "manager.state_dir = {}: contains no file {RACK_UUID_FILE}, but {} contains rack {rack}: without [tls], all managers of a rack \
-         must have the same state_dir, which contains the tokens of hosts and clients; if the folder is lost, stop all managers and run \
-         `pool-manager backup --config {2} --to FILE` and `pool-manager restore --config {2} --from FILE --force`, which permits new tokens",
-        folder.display(), ledger.display(), rack_toml.display()
-    )]
-    NoTokens {
-        /// Folder of the manager.
-        folder: PathBuf,
-        /// Location of the ledger in etcd.
-        ledger: PathBuf,
-        /// UUID of the rack in the ledger.
-        rack: String,
-        /// Configuration file that names the folder.
         rack_toml: PathBuf,
     },
     /// The ledger belongs to another rack.
@@ -196,8 +178,6 @@ pub struct EtcdManager<'a> {
     pub ledger: &'a Path,
     /// Folder of the manager.
     pub folder: &'a Path,
-    /// Whether hosts and clients have tokens, which are in the folder, and not certificates.
-    pub has_tokens: bool,
     /// Configuration file, for messages.
     pub rack_toml: &'a Path,
 }
@@ -209,27 +189,20 @@ impl EtcdManager<'_> {
     /// [`StoreFolderError`] if the store contains no rack, or that of another folder, or cannot be read.
     pub fn load(self, store: Box<dyn Store>) -> Result<OpenedStore, StoreFolderError> {
         let StoreContents { meta, records, restored } = records::load(store.snapshot()?.as_mut())?;
-        let meta = self.check_rack(meta)?;
-        write_missing_uuid(self.folder, &meta)?;
-        Ok(OpenedStore { store, meta, records, restored })
+        Ok(OpenedStore { store, meta: self.prepare_folder(meta)?, records, restored })
     }
 
-    /// Checks that the store contains a rack, and that the folder of the manager belongs to no other rack. Without
-    /// certificates, it must belong to this rack. Returns the metadata of the ledger. Changes nothing.
+    /// Checks that the store contains a rack, and that the folder of the manager belongs to no other rack. Returns the
+    /// metadata of the ledger. Changes nothing.
     ///
     /// # Errors
     /// [`StoreFolderError`].
     pub fn check_rack(self, meta: Option<Meta>) -> Result<Meta, StoreFolderError> {
-        let Self { ledger, folder, has_tokens, rack_toml } = self;
-        let (ledger_path, toml) = (ledger.to_owned(), rack_toml.to_owned());
-        let Some(meta) = verify_rack(folder, ledger, meta, rack_toml)? else {
-            return Err(StoreFolderError::NoRackInEtcd { ledger: ledger_path, rack_toml: toml });
-        };
-        if has_tokens && read_rack_uuid(folder)?.is_none() {
-            let (folder, rack) = (folder.to_owned(), meta.rack_uuid);
-            return Err(StoreFolderError::NoTokens { folder, ledger: ledger_path, rack, rack_toml: toml });
-        }
-        Ok(meta)
+        let Self { ledger, folder, rack_toml } = self;
+        verify_rack(folder, ledger, meta, rack_toml)?.ok_or_else(|| {
+            let (ledger, rack_toml) = (ledger.to_owned(), rack_toml.to_owned());
+            StoreFolderError::NoRackInEtcd { ledger, rack_toml }
+        })
     }
 
     /// Checks the rack, and that this manager can write to its folder, which it creates if it is missing. Returns the
@@ -243,17 +216,6 @@ impl EtcdManager<'_> {
         let permitted = rustix::fs::access(self.folder, Access::WRITE_OK | Access::EXEC_OK);
         permitted.map_err(|errno| io_error("write to", self.folder)(errno.into()))?;
         Ok(meta)
-    }
-}
-
-/// Writes the UUID of the rack into the folder of a manager that has restored the ledger.
-///
-/// # Errors
-/// [`StoreFolderError`] if the store or the folder cannot be used.
-pub fn adopt_folder(store: &mut dyn Scan, folder: &Path) -> Result<(), StoreFolderError> {
-    match records::load_meta(store)? {
-        Some(meta) => write_missing_uuid(folder, &meta),
-        None => Ok(()),
     }
 }
 
@@ -271,9 +233,7 @@ pub fn init_in_etcd(
 ) -> Result<(), StoreFolderError> {
     let found = records::load(store.snapshot()?.as_mut())?.meta;
     if let Some(meta) = verify_rack(folder, ledger, found, rack_toml)? {
-        if meta.next_host == HostId(0) {
-            write_missing_uuid(folder, &meta)?; // an earlier init was interrupted
-        }
+        write_missing_uuid(folder, &meta)?;
         return Err(StoreFolderError::RackExists { store: ledger.to_owned(), rack_uuid: meta.rack_uuid });
     }
     let meta = Meta::new(new_uuid.to_owned());

@@ -89,6 +89,7 @@ impl Tokens {
         let mut new_files = NewTokenFiles {
             directories: [host_token_directory(store), role_token_directory(store)],
             tokens: Vec::new(),
+            has_existing: false,
         };
         for host in hosts {
             let hash = match host.token_sha256 {
@@ -139,6 +140,8 @@ pub struct NewTokenFiles {
     directories: [PathBuf; 2],
     /// Path and hexadecimal digits of each token.
     tokens: Vec<(PathBuf, String)>,
+    /// Whether a file of another token exists.
+    has_existing: bool,
 }
 
 impl fmt::Debug for NewTokenFiles {
@@ -148,6 +151,11 @@ impl fmt::Debug for NewTokenFiles {
 }
 
 impl NewTokenFiles {
+    /// Returns whether the file of at least one token exists.
+    pub fn has_existing(&self) -> bool {
+        self.has_existing
+    }
+
     /// Creates the directories of the tokens if they are missing, and the file of each token.
     ///
     /// # Errors
@@ -173,6 +181,7 @@ impl NewTokenFiles {
             }
             opened => {
                 let file = opened.map_err(io_error("open", &path))?;
+                self.has_existing = true;
                 read_token(&path, file).map(|token| hash_token(&token))
             }
         }

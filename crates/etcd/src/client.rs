@@ -209,20 +209,20 @@ impl Client {
         }
     }
 
-    /// Returns the size of the database of the member that answers, in bytes; `u64::MAX` while etcd rejects writes
-    /// because it is out of space.
+    /// Returns the size of the database of the member that answers, in bytes; `None` while etcd rejects writes because
+    /// it is out of space.
     ///
     /// # Errors
     /// [`Error`].
-    pub async fn database_bytes(&self) -> Result<u64, Error> {
+    pub async fn database_bytes(&self) -> Result<Option<u64>, Error> {
         let status = self.call(StatusRequest {}, async |channel, request| {
             MaintenanceClient::new(channel).status(request).await.map(tonic::Response::into_inner)
         });
         let status = status.await?;
         if status.errors.iter().any(|error| error.contains("NOSPACE")) {
-            return Ok(u64::MAX);
+            return Ok(None);
         }
-        Ok(u64::try_from(status.db_size).unwrap_or(0))
+        Ok(Some(u64::try_from(status.db_size).unwrap_or(0)))
     }
 
     /// Sends a request to the members in turn until one answers, each at most once.

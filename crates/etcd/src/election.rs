@@ -337,7 +337,9 @@ impl Leadership {
                 success: vec![put_with_lease(own_key, self.value.clone(), self.lease.id)],
                 failure: Vec::new(),
             };
-            self.client.txn(request).await?;
+            if let Err(error) = self.client.txn(request).await {
+                tracing::warn!(%error, "cannot create the deleted entry of this process again");
+            }
         }
         let Some(next) = response.entries(0).first().filter(|entry| entry.value != self.name) else {
             return Ok(false);

@@ -65,7 +65,7 @@ fn elect(cluster: &Cluster, etcd: &Etcd) -> Result<Leader, OfflineError> {
     let leader = leader.map(|(leader, _)| format!("{} at {}", leader.name, leader.address));
     Err(OfflineError::InUse {
         store: cluster.location(),
-        leader: leader.unwrap_or_else(|| format!("{}, a standby", etcd.name)),
+        leader: leader.unwrap_or_else(|| "that is being elected".to_owned()),
     })
 }
 
@@ -111,7 +111,6 @@ pub(super) fn restore(
         drop(existing);
         let mut store = leader.elected().replace_store()?;
         let generation = copy.restore(&mut store, before, unix_seconds, &ledger_generation)?;
-        store_folder::adopt_folder(&mut store, folder)?;
         Ok(RestoredStore { generation, replaced: saved })
     })
 }
@@ -125,27 +124,45 @@ pub(super) fn transfer(path: &Path, etcd: &Etcd, to: Option<&str>) -> Result<Man
         let next = choose_next(&managers, to.as_deref()).map_err(OfflineError::Transfer)?.clone();
         // The leader completes its requests, and the other manager loads the ledger.
         let timeout = TRANSFER_TIMEOUT + 2 * etcd.lease.as_duration();
+        let before = election::find_leader(&cluster).await?.map(|(_, token)| token);
         let request = HandOver::request(&cluster, &next.name, timeout).await?;
-        let taken_over = tokio::time::timeout(timeout, wait_for_leader(&cluster, &next.name)).await;
+        let taken_over = tokio::time::timeout(timeout, wait_for_leader(&cluster, &next.name, before)).await;
         request.withdraw().await;
         let problem = || format!("{} did not take over within {timeout:?}: see its log", next.name);
         taken_over.unwrap_or_else(|_| Err(OfflineError::Transfer(problem())))
     })
 }
 
-/// Waits until the manager `next` serves requests as the leader.
-async fn wait_for_leader(cluster: &Cluster, next: &str) -> Result<ManagerEntry, OfflineError> {
-    let before = election::find_leader(cluster).await?.map(|(_, token)| token);
+/// Waits until the manager `next` serves requests as the leader. Ends early if it does not run any more, or if another
+/// manager becomes the leader. `before` is the fencing token of the leader that hands over.
+async fn wait_for_leader(
+    cluster: &Cluster,
+    next: &str,
+    before: Option<i64>,
+) -> Result<ManagerEntry, OfflineError> {
     let mut is_elected = false;
     loop {
-        match election::find_leader(cluster).await? {
-            Some((leader, _)) if leader.name == next && leader.is_serving => return Ok(leader),
-            Some((leader, _)) if leader.name == next => is_elected = true,
-            Some((leader, token)) if is_elected || Some(token) != before => {
-                let problem = format!("{next} could not take over, see its log: {} leads again", leader.name);
-                return Err(OfflineError::Transfer(problem));
+        // A call that etcd does not answer in time is repeated.
+        if let (Ok(leader), Ok(managers)) =
+            (election::find_leader(cluster).await, election::list(cluster).await)
+        {
+            match leader {
+                Some((leader, _)) if leader.name == next => {
+                    if leader.is_serving != Some(false) {
+                        return Ok(leader);
+                    }
+                    is_elected = true;
+                }
+                Some((leader, token)) if is_elected || Some(token) != before => {
+                    let problem = format!("{next} could not take over, see its log: {} leads", leader.name);
+                    return Err(OfflineError::Transfer(problem));
+                }
+                _ if !is_elected && !managers.iter().any(|(entry, _)| entry.name == next) => {
+                    let problem = format!("{next} does not run any more, or does not answer");
+                    return Err(OfflineError::Transfer(problem));
+                }
+                _ => {}
             }
-            _ => {}
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

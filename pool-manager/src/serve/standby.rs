@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use pool::ledger::{Ledger, When};
+use pool::{
+    ledger::{Ledger, When},
+    record::Meta,
+    rejection::Rejection,
+};
 use proto::v1::{
     admin_server::AdminServer, agent_server::AgentServer, models_server::ModelsServer,
     scheduler_server::SchedulerServer,
@@ -23,20 +27,22 @@ use tonic::{
     server::NamedService,
 };
 use tonic_health::ServingStatus;
-use units::UnixMs;
+use units::{HostId, UnixMs};
 
 use super::{
-    AccessControl, ServeError, Signals, Stop, load_changed, load_tls_config, log_rejected_reload,
+    AccessControl, ServeError, Signals, Stop, TlsConfig, load_changed, load_tls_config, log_rejected_reload,
     notify_systemd, now_unix_ms, run_watchdog, serve_ledger, server_builder, start_server, to_rack_spec,
 };
 use crate::{
-    config::{Config, Etcd},
+    config::{Config, Etcd, Listen},
+    driver::DriverError,
     election::{Election, Leader, ManagerEntry},
     etcd_connection,
     records::{self, LoadError, StoreContents},
     rpc::{admin::Admin, agent::Agent, models::Models, scheduler::Scheduler, status::not_leader_status},
     store::etcd::Cluster,
     store_folder::{EtcdManager, OpenedStore},
+    tokens::Tokens,
 };
 
 /// Time in which clients of a standby must close their connections.
@@ -66,10 +72,9 @@ pub(super) async fn serve_from_etcd(path: &Path, config: Config, etcd: &Etcd) ->
             }
         };
         drop(watchdog);
-        let started_with = config.clone();
-        match serve_ledger(path, config, opened, &access, &mut signals, Some(leader)).await? {
+        match serve_ledger(path, &mut config, opened, &access, &mut signals, Some(leader)).await? {
             Stop::Signal => return Ok(()),
-            Stop::HandOver => config = reload_after_hand_over(path, started_with),
+            Stop::HandOver => {} // the manager is a standby again
         }
     }
 }
@@ -82,18 +87,10 @@ async fn prepare_leader(
     leader: &Leader,
 ) -> Result<(OpenedStore, AccessControl), ServeError> {
     let opened = open_store(path, config, leader).await?;
+    check_tokens(path, config, &leader.elected().location(), &opened.meta)?;
     let (access, new_tokens) = AccessControl::load(path, config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
     Ok((opened, access))
-}
-
-/// Returns the configuration after a hand-over: that of the file, which the leader may have reloaded, or the earlier
-/// one if the file is not valid.
-fn reload_after_hand_over(path: &Path, earlier: Config) -> Config {
-    load_changed(path, &earlier).unwrap_or_else(|error| {
-        log_rejected_reload(path, &error);
-        earlier
-    })
 }
 
 /// Task that is aborted when the value is dropped.
@@ -139,32 +136,54 @@ async fn wait_for_election(
     elected: impl Future<Output = Result<Leader, ServeError>>,
 ) -> Result<Option<Leader>, ServeError> {
     let mut elected = std::pin::pin!(elected);
+    let mut reload = None; // runs beside the election, which must renew the lease
     loop {
         tokio::select! {
             elected = &mut elected => return elected.map(Some),
-            _ = signals.hangup.recv() => match reload(path, config, access, cluster).await {
-                Ok(()) => tracing::info!(path = %path.display(), "rack.toml reloaded"),
-                Err(error) => log_rejected_reload(path, &error),
-            },
+            _ = signals.hangup.recv() => reload = Some(Box::pin(load_for_takeover(path, config.clone(), cluster))),
+            loaded = async { reload.as_mut().expect("is checked below").await }, if reload.is_some() => {
+                reload = None;
+                match loaded {
+                    Ok((new, tls)) => {
+                        access.tls.send_replace(tls);
+                        *config = new;
+                        tracing::info!(path = %path.display(), "rack.toml reloaded");
+                    }
+                    Err(error) => log_rejected_reload(path, &error),
+                }
+            }
             _ = signals.terminate.recv() => return Ok(None),
             _ = signals.interrupt.recv() => return Ok(None),
         }
     }
 }
 
-/// Loads `rack.toml`, which is used when this manager is elected, and the certificates.
-async fn reload(
+/// Loads a changed `rack.toml`, which is used when this manager is elected, and the certificates. If the check of the
+/// ledger is not possible at the moment, the file is accepted, so that new certificates are used.
+async fn load_for_takeover(
     path: &Path,
-    config: &mut Config,
-    access: &AccessControl,
+    earlier: Config,
     cluster: &Cluster,
-) -> Result<(), ServeError> {
-    let new = load_changed(path, config)?;
+) -> Result<(Config, TlsConfig), ServeError> {
+    let new = load_changed(path, &earlier)?;
     super::prepare_rules(&new)?;
-    check_takeover(path, &new, cluster).await?;
-    access.tls.send_replace(load_tls_config(path, &new)?);
-    *config = new;
-    Ok(())
+    let tls = load_tls_config(path, &new)?;
+    match check_takeover(path, &new, cluster).await {
+        Err(error) if is_temporary(&error) => {
+            tracing::warn!(error = units::chain(&error), "rack.toml is not checked against the ledger");
+        }
+        checked => checked?,
+    }
+    Ok((new, tls))
+}
+
+/// Returns whether a check can have another result later, without a change of `rack.toml`.
+fn is_temporary(error: &ServeError) -> bool {
+    match error {
+        ServeError::Store(error) | ServeError::Load(LoadError::Store(error)) => error.is_temporary(),
+        ServeError::Configure { error: DriverError::Rejection(Rejection::RestorePending { .. }), .. } => true,
+        _ => false,
+    }
 }
 
 /// Checks that this manager can take over, before it takes part in the election. Waits while etcd cannot be reached.
@@ -190,10 +209,16 @@ async fn wait_until_checked(path: &Path, config: &Config, cluster: &Cluster) -> 
 async fn check_takeover(path: &Path, config: &Config, cluster: &Cluster) -> Result<(), ServeError> {
     let (rack_toml, config, cluster) = (path.to_owned(), config.clone(), cluster.clone());
     let check = move || {
-        let StoreContents { meta, records, .. } = records::load(cluster.read()?.as_mut())?;
+        let StoreContents { meta, records, restored } = records::load(cluster.read()?.as_mut())?;
         let meta = etcd_manager(&rack_toml, &config, &cluster.location()).prepare_folder(meta)?;
+        check_tokens(&rack_toml, &config, &cluster.location(), &meta)?;
         let when = When { now: meta.rack_time, wall: UnixMs(now_unix_ms()) };
-        let decided = Ledger::load(meta, records).decide_configuration(when, &to_rack_spec(&config));
+        let mut ledger = Ledger::load(meta, records);
+        if restored {
+            let restore = ledger.decide_restore();
+            ledger.apply(restore);
+        }
+        let decided = ledger.decide_configuration(when, &to_rack_spec(&config));
         decided
             .map(drop)
             .map_err(|rejection| ServeError::Configure { path: rack_toml, error: rejection.into() })
@@ -201,8 +226,25 @@ async fn check_takeover(path: &Path, config: &Config, cluster: &Cluster) -> Resu
     tokio::task::spawn_blocking(check).await.expect("reading the store does not panic")
 }
 
+/// Checks that the folder contains tokens if the rack has hosts that need some. Otherwise, this manager would create
+/// other tokens, and reject the agents of all hosts.
+fn check_tokens(rack_toml: &Path, config: &Config, ledger: &Path, meta: &Meta) -> Result<(), ServeError> {
+    let folder = &config.manager.folder;
+    let has_clients = matches!(config.manager.listen, Listen::Tcp(_));
+    let needs_tokens = has_clients || config.hosts.iter().any(|host| host.token_sha256.is_none());
+    if config.tls.is_some() || meta.next_host == HostId(0) || !needs_tokens {
+        return Ok(());
+    }
+    let (_, new_tokens) = Tokens::prepare(folder, &config.hosts)?;
+    if new_tokens.has_existing() {
+        return Ok(());
+    }
+    let (folder, ledger, rack_toml) = (folder.clone(), ledger.to_owned(), rack_toml.to_owned());
+    Err(ServeError::NoTokens { folder, ledger, rack_toml })
+}
+
 fn etcd_manager<'a>(rack_toml: &'a Path, config: &'a Config, ledger: &'a Path) -> EtcdManager<'a> {
-    EtcdManager { ledger, folder: &config.manager.folder, has_tokens: config.tls.is_none(), rack_toml }
+    EtcdManager { ledger, folder: &config.manager.folder, rack_toml }
 }
 
 /// Opens the store as the leader, and loads the ledger.

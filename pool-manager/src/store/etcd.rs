@@ -291,7 +291,7 @@ impl Store for EtcdStore {
         let size = self.cluster.worker.block_on(async move { client.database_bytes().await });
         let size = size
             .map_err(|cause| StoreError::etcd_error("get the free space of", &self.cluster.prefix, cause));
-        Ok(Some(self.cluster.quota_bytes.saturating_sub(size?)))
+        Ok(Some(size?.map_or(0, |size| self.cluster.quota_bytes.saturating_sub(size))))
     }
 }
 
