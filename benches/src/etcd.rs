@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ::etcd::messages::{RangeRequest, TxnRequest, kv_client::KvClient, prefix_end, put};
+use ::etcd::messages::{KeyValue, RangeRequest, TxnRequest, kv_client::KvClient, prefix_end, put};
 use local_rack::Process;
 use proto::bearer::{Bearer, ClientChannel};
 use tokio::sync::{mpsc, oneshot};
@@ -141,27 +141,39 @@ const WRITES_PER_TRANSACTION_MAX: usize = 126 / TABLE_TAGS.len();
 pub struct RecordSizes([usize; 3]);
 
 impl RecordSizes {
-    /// Reads the sizes from the ledger with a prefix, which contains reservations.
+    /// Reads the sizes from the ledger with a prefix. Waits until the manager has written reservations to its tables.
     ///
     /// # Errors
-    /// [`Failure`] if etcd rejects a call, or a table is empty.
+    /// [`Failure`] if etcd rejects a call, or a table is still empty after 30 s.
     pub async fn read(channel: ClientChannel, prefix: &str) -> Result<Self, Failure> {
-        let mut kv = KvClient::new(channel);
-        let mut sizes = [0; 3];
-        for (size, tag) in sizes.iter_mut().zip(TABLE_TAGS) {
-            let key = [format!("{prefix}/entry/").as_bytes(), &[tag]].concat();
-            let range_end = prefix_end(&key);
-            let request = RangeRequest { key, range_end, limit: ENTRIES_READ_MAX, ..RangeRequest::default() };
-            let entries = kv.range(request).await.map_err(Failure::rejection("read entries of etcd"))?;
-            let entries = entries.into_inner().kvs;
-            let sum: usize = entries.iter().map(|entry| entry.value.len()).sum();
-            *size = sum.checked_div(entries.len()).ok_or_else(|| Failure::UnexpectedReply {
-                subject: format!("read table {tag} of the ledger"),
-                reply: "no entries".to_owned(),
-            })?;
-        }
-        Ok(Self(sizes))
+        let kv = KvClient::new(channel);
+        wait_until("records of reservations in etcd", READY_TIMEOUT, async || {
+            let mut sizes = [0; 3];
+            for (size, tag) in sizes.iter_mut().zip(TABLE_TAGS) {
+                let entries = read_entries(kv.clone(), prefix, tag).await?;
+                let sum: usize = entries.iter().map(|entry| entry.value.len()).sum();
+                match sum.checked_div(entries.len()) {
+                    Some(mean) => *size = mean,
+                    None => return Ok(Err(format!("table {tag} is empty"))),
+                }
+            }
+            Ok(Ok(Self(sizes)))
+        })
+        .await
     }
+}
+
+/// Reads the first entries of a table.
+async fn read_entries(
+    mut kv: KvClient<ClientChannel>,
+    prefix: &str,
+    tag: u8,
+) -> Result<Vec<KeyValue>, Failure> {
+    let key = [format!("{prefix}/entry/").as_bytes(), &[tag]].concat();
+    let range_end = prefix_end(&key);
+    let request = RangeRequest { key, range_end, limit: ENTRIES_READ_MAX, ..RangeRequest::default() };
+    let entries = kv.range(request).await.map_err(Failure::rejection("read entries of etcd"))?;
+    Ok(entries.into_inner().kvs)
 }
 
 impl fmt::Display for RecordSizes {
