@@ -246,25 +246,32 @@ impl ElectedRack {
 
     /// Waits until another manager than `earlier` is the leader, and returns it.
     pub async fn wait_for_leader_after(&self, earlier: Option<usize>) -> usize {
-        let start = Instant::now();
-        loop {
-            if let Some(leader) = self.leader().await.filter(|leader| Some(*leader) != earlier) {
-                return leader;
-            }
-            assert!(start.elapsed() < WAIT_TIMEOUT, "there is no leader\n{}", self.logs());
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+        let mut leader = None;
+        self.wait_for("a leader", async || {
+            leader = self.leader().await.filter(|leader| Some(*leader) != earlier);
+            leader.is_some()
+        })
+        .await;
+        leader.expect("was awaited")
     }
 
     /// Waits until the host is up at the leader.
     pub async fn wait_for_host(&self) {
-        let start = Instant::now();
-        loop {
+        self.wait_for("the host to be up", async || {
             let output = self.tarn(&["get", "hosts", "--output", "json"]);
-            if String::from_utf8_lossy(&output.stdout).contains("\"state\": \"up\"") {
-                return;
-            }
-            assert!(start.elapsed() < WAIT_TIMEOUT, "the host is not up: {output:?}\n{}", self.logs());
+            String::from_utf8_lossy(&output.stdout).contains("\"state\": \"up\"")
+        })
+        .await;
+    }
+
+    /// Waits until a condition holds. `what` completes "waiting for".
+    ///
+    /// # Panics
+    /// Panics with the logs of all processes if the condition does not hold in time.
+    pub async fn wait_for(&self, what: &str, mut condition: impl AsyncFnMut() -> bool) {
+        let start = Instant::now();
+        while !condition().await {
+            assert!(start.elapsed() < WAIT_TIMEOUT, "timed out waiting for {what}\n{}", self.logs());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }

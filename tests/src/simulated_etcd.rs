@@ -72,7 +72,7 @@ struct State {
     faults: FaultCounts,
 }
 
-/// Result of a call that is delivered.
+/// Fault of a call.
 enum Fault {
     None,
     LostCall,

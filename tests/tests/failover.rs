@@ -1,12 +1,6 @@
 //! Tests of racks with several managers, with real processes and a real cluster of etcd.
 
-use std::{
-    fs::Permissions,
-    net::TcpListener,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs::Permissions, net::TcpListener, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use etcd::{
     client::Settings,
@@ -67,17 +61,12 @@ async fn reserve(rack: &ElectedRack, vm: &str) {
 /// Waits until all slices are free, except for those of one reservation.
 async fn wait_for_free_slices(rack: &ElectedRack) {
     let mut admin = rack.admin(0).await;
-    let started = Instant::now();
-    loop {
+    rack.wait_for("all other slices to be free", async || {
         let slices = admin.list_slices(wire::ListSlicesRequest::default()).await;
         let slices = slices.expect("the manager replies").into_inner().slices;
-        let free = slices.iter().filter(|slice| slice.state() == wire::SliceState::Free).count();
-        if free + 2 == SLICES as usize {
-            return;
-        }
-        assert!(started.elapsed() < Duration::from_secs(60), "{free} slices are free\n{}", rack.logs());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        slices.iter().filter(|slice| slice.state() == wire::SliceState::Free).count() + 2 == SLICES as usize
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,11 +265,8 @@ async fn missing_standby_raises_an_alarm() {
     let first = rack.wait_for_leader().await;
     rack.kill_manager(1 - first);
     let wait_for_alarm = async |rack: &ElectedRack, expected: bool| {
-        let started = Instant::now();
-        while rack.tarn_output(&["get", "alarms"]).contains("NO_STANDBY") != expected {
-            assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        let is_expected = || rack.tarn_output(&["get", "alarms"]).contains("NO_STANDBY") == expected;
+        rack.wait_for("the alarm to change", async || is_expected()).await;
     };
     wait_for_alarm(&rack, true).await;
     rack.start_manager(1 - first);
@@ -289,11 +275,11 @@ async fn missing_standby_raises_an_alarm() {
 
 /// Waits until `tarn get managers` lists both managers.
 async fn wait_for_both(rack: &ElectedRack) {
-    let started = Instant::now();
-    while !["m0", "m1"].iter().all(|name| rack.tarn_output(&["get", "managers"]).contains(name)) {
-        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    rack.wait_for("both managers to be listed", async || {
+        let managers = rack.tarn_output(&["get", "managers"]);
+        ["m0", "m1"].iter().all(|name| managers.contains(name))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -323,11 +309,9 @@ async fn manager_that_could_not_take_over_does_not_become_a_standby() {
     wait_for_both(&rack).await;
     std::fs::write(&path, &other_host).unwrap();
     rack.signal_manager(standby, Signal::HUP);
-    let started = Instant::now();
-    while !rack.read_log(&format!("m{standby}")).contains("host h0 cannot be removed") {
-        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let log = format!("m{standby}");
+    rack.wait_for("the rejected reload", async || rack.read_log(&log).contains("host h0 cannot be removed"))
+        .await;
     let (ok, output) = rack.run_pool_manager(leader, &["transfer"]);
     assert!(ok, "the standby keeps its earlier configuration: {output}\n{}", rack.logs());
 }
@@ -364,11 +348,10 @@ async fn deleted_entry_of_the_leader_is_created_again() {
         TxnRequest { success: vec![delete(key.clone())], ..TxnRequest::default() },
     );
     cluster.spawn(async move { client.txn(request).await }).await.unwrap().unwrap();
-    let started = Instant::now();
-    while read_revision().await.is_none_or(|revision| revision == first) {
-        assert!(started.elapsed() < Duration::from_secs(60), "{}", rack.logs());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    rack.wait_for("another entry of the leader", async || {
+        read_revision().await.is_some_and(|revision| revision != first)
+    })
+    .await;
     wait_for_both(&rack).await;
 }
 
