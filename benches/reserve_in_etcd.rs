@@ -19,6 +19,7 @@ use benches::{
     report::{Rounds, format_ratio, format_table, run_and_print},
 };
 use clap::Parser;
+use pool_manager::store::Table;
 use proto::bearer::{Bearer, ClientChannel};
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
@@ -74,7 +75,8 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let limits = |seconds| LoadLimits { duration_max: Duration::from_secs_f64(seconds), writes_max };
     let clients = |round| Clients { channels: &rack_channels, plan: args.plan, round };
     clients(0).reserve(&mut rack, limits(WARM_UP_S)).await?;
-    let sizes = RecordSizes::read(etcd_channels[0].clone(), PREFIX).await?;
+    let tables = [Table::Slices, Table::Reservations, Table::Audit].map(Table::tag);
+    let sizes = RecordSizes::read(etcd_channels[0].clone(), PREFIX, tables).await?;
     for round in 1..=args.rounds {
         for turn in [round, round + 1] {
             if turn % 2 == 0 {

@@ -127,34 +127,33 @@ impl Writer for TwoPutWriter {
     }
 }
 
-/// Tables of the manager whose records a reservation needs: slices, reservations and decisions. See `Table::tag` of
-/// `pool-manager`.
-const TABLE_TAGS: [u8; 3] = [3, 7, 5];
+/// Number of records that a reservation needs: of the slice, the reservation and the decision.
+const RECORDS: usize = 3;
 /// Number of entries of a table that are read to get their size.
 const ENTRIES_READ_MAX: i64 = 100;
 /// Maximum number of writes in a transaction. etcd accepts 128 operations.
-const WRITES_PER_TRANSACTION_MAX: usize = 126 / TABLE_TAGS.len();
+const WRITES_PER_TRANSACTION_MAX: usize = 128 / RECORDS;
 
 /// Mean sizes of the records of a reservation in the ledger of a manager, in bytes: of the slice, the reservation and
 /// the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordSizes([usize; 3]);
+pub struct RecordSizes([usize; RECORDS]);
 
 impl RecordSizes {
-    /// Reads the sizes from the ledger with a prefix. Waits until the manager has written reservations to its tables.
+    /// Reads the sizes from the ledger with a prefix. `tables` are the tags of the tables. Waits until the manager has written reservations to its tables.
     ///
     /// # Errors
     /// [`Failure`] if etcd rejects a call, or a table is still empty after 30 s.
-    pub async fn read(channel: ClientChannel, prefix: &str) -> Result<Self, Failure> {
+    pub async fn read(channel: ClientChannel, prefix: &str, tables: [u8; RECORDS]) -> Result<Self, Failure> {
         let kv = KvClient::new(channel);
         wait_until("records of reservations in etcd", READY_TIMEOUT, async || {
-            let mut sizes = [0; 3];
-            for (size, tag) in sizes.iter_mut().zip(TABLE_TAGS) {
-                let entries = read_entries(kv.clone(), prefix, tag).await?;
+            let mut sizes = [0; RECORDS];
+            for (size, table) in sizes.iter_mut().zip(tables) {
+                let entries = read_entries(kv.clone(), prefix, table).await?;
                 let sum: usize = entries.iter().map(|entry| entry.value.len()).sum();
                 match sum.checked_div(entries.len()) {
                     Some(mean) => *size = mean,
-                    None => return Ok(Err(format!("table {tag} is empty"))),
+                    None => return Ok(Err(format!("table {table} is empty"))),
                 }
             }
             Ok(Ok(Self(sizes)))
@@ -167,9 +166,9 @@ impl RecordSizes {
 async fn read_entries(
     mut kv: KvClient<ClientChannel>,
     prefix: &str,
-    tag: u8,
+    table: u8,
 ) -> Result<Vec<KeyValue>, Failure> {
-    let key = [format!("{prefix}/entry/").as_bytes(), &[tag]].concat();
+    let key = [format!("{prefix}/entry/").as_bytes(), &[table]].concat();
     let range_end = prefix_end(&key);
     let request = RangeRequest { key, range_end, limit: ENTRIES_READ_MAX, ..RangeRequest::default() };
     let entries = kv.range(request).await.map_err(Failure::rejection("read entries of etcd"))?;
@@ -194,7 +193,7 @@ pub struct BatchedWriter {
 /// Write that waits for its transaction.
 #[derive(Debug)]
 struct PendingWrite {
-    keys: [String; 3],
+    keys: [String; RECORDS],
     done: oneshot::Sender<()>,
 }
 
