@@ -364,11 +364,14 @@ fn read_format(store: &mut dyn Scan, path: &Path) -> Result<Option<u64>, StoreEr
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
 pub fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
-    let mut entries = 0_u64;
     for table in Table::ALL {
-        store.scan(table, &mut |key, _| entries += u64::from((table, key) != (Table::Meta, meta::FORMAT)))?;
+        let mut is_empty = true;
+        store.scan(table, &mut |key, _| is_empty &= (table, key) == (Table::Meta, meta::FORMAT))?;
+        if !is_empty {
+            return Ok(false); // the first tables are small
+        }
     }
-    Ok(entries == 0)
+    Ok(true)
 }
 
 #[cfg(test)]
