@@ -72,6 +72,15 @@ impl Driver {
         }
     }
 
+    /// Checks that a manager that was elected later has not removed one of the [`Self::identifying_files`], which is
+    /// missing.
+    fn check_superseded(self, missing: &Path) -> Result<(), DeviceError> {
+        match self {
+            Self::Emulated => emulated::epochs::check_latest(missing),
+            Self::SharedDax => Ok(()),
+        }
+    }
+
     /// Returns the folders of the EMC at `path` in which only root and the manager's user may create
     /// or remove files.
     pub fn folders(self, path: &Path) -> Vec<PathBuf> {

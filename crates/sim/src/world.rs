@@ -57,6 +57,7 @@ enum ScheduledEvent {
     /// A timer of this run of the manager.
     ManagerWakeup(u64),
     ManagerBurstEnd(u64),
+    /// The lease of the leader ends.
     LeaseEnd,
     /// This run of the manager notices that another one was elected.
     FormerLeaderEnds(u64),

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DeviceError, DeviceLeader, Driver, emulated::epochs};
+use super::{DeviceError, DeviceLeader, Driver};
 
 /// Paths and identities of the files of an open device.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl DevicePresence {
     /// [`DeviceError::FolderAccess`] if other users can change the folders, or [`DeviceError::Io`].
     pub fn check(&self) -> Result<(), DeviceError> {
         self.files.iter().try_for_each(|(path, id)| {
-            let found = file_id(path).or_else(|error| epochs::check_latest(path).and(Err(error)))?;
+            let found = file_id(path).or_else(|error| self.driver.check_superseded(path).and(Err(error)))?;
             if found == *id {
                 return Ok(());
             }

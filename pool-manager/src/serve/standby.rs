@@ -139,9 +139,14 @@ async fn wait_for_election(
     let mut reload = None; // runs beside the election, which must renew the lease
     loop {
         tokio::select! {
-            elected = &mut elected => return elected.map(Some),
+            elected = &mut elected => {
+                if reload.is_some() {
+                    tracing::warn!("elected during a reload of rack.toml, which has no effect: reload it again");
+                }
+                return elected.map(Some);
+            }
             _ = signals.hangup.recv() => reload = Some(Box::pin(load_for_takeover(path, config.clone(), cluster))),
-            loaded = async { reload.as_mut().expect("is checked below").await }, if reload.is_some() => {
+            loaded = async { reload.as_mut().expect("the branch requires a reload").await }, if reload.is_some() => {
                 reload = None;
                 match loaded {
                     Ok((new, tls)) => {

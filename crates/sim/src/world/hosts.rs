@@ -59,7 +59,7 @@ impl World {
         let loses_records = self.random_bool(0.5);
         let machine = self.machine(host);
         machine.is_up = false;
-        machine.manager_token = 0; // is in /run
+        machine.manager_token = 0; // /run is lost
         machine.kernel.clear();
         machine.processes.clear();
         if loses_records {
